@@ -1,0 +1,72 @@
+# `make` alone lists the targets. Everything lands in .venv and .tools, both ignored by git.
+
+PYTHON ?= # which Python makes .venv; empty: the newest that will do
+INPUT ?=
+MESSAGES ?=
+ARGS ?=
+
+PY := .venv/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --quiet install
+
+# Floors 1 to 5 of the house, up to the state machine: no branch of them goes untested.
+CORE := nsqdedupe/errors.py,nsqdedupe/clock.py,nsqdedupe/store.py,nsqdedupe/metrics.py,nsqdedupe/checks.py,$\
+nsqdedupe/fingerprint.py,nsqdedupe/sizing.py,nsqdedupe/delivery.py,nsqdedupe/ledger.py,nsqdedupe/port.py,$\
+nsqdedupe/waiting.py,nsqdedupe/tables/*,nsqdedupe/stores/*,nsqdedupe/deduper.py
+
+# Every recipe that needs servers starts with this line.
+SERVERS = NSQ_BIN_DIR="$$($(PY) tools/build-nsq --print-dir)" && export NSQ_BIN_DIR
+
+.DEFAULT_GOAL := help
+.PHONY: help install lint format types test servers demo bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: .venv/dev.stamp ## the package and all developer tools into .venv
+
+.venv/python.stamp:
+	@python=$$(tools/find-python $(PYTHON)) && \
+	  echo "install: .venv with $$("$$python" --version)" && \
+	  "$$python" -m venv --clear .venv
+	@touch $@
+
+.venv/runtime.stamp: .venv/python.stamp pyproject.toml
+	@echo "install: the package"
+	@$(PIP) --editable '.[json,cli]'
+	@touch $@
+
+# pip knows dependency groups since 25.1.
+.venv/dev.stamp: .venv/runtime.stamp
+	@echo "install: the developer tools"
+	@$(PIP) --upgrade 'pip>=25.1'
+	@$(PIP) --group test --group lint
+	@touch $@
+
+lint: .venv/dev.stamp types ## ruff, its formatter, mypy
+	@$(PY) -m ruff check . tools/build-nsq
+	@$(PY) -m ruff format --check . tools/build-nsq
+
+types: .venv/dev.stamp ## mypy alone
+	@$(PY) -m mypy
+	@$(PY) -m mypy --strict examples/*.py benchmarks/*.py
+
+format: .venv/dev.stamp ## rewrite the code as the formatter has it
+	@$(PY) -m ruff check --quiet --select I --fix . tools/build-nsq
+	@$(PY) -m ruff format . tools/build-nsq
+
+servers: .venv/python.stamp ## find nsqd and nsqlookupd 1.3, or build them
+	@$(PY) tools/build-nsq
+
+test: .venv/dev.stamp ## every test, on real servers, with branch coverage (ARGS: pytest options)
+	@$(SERVERS) && $(PY) -m pytest -n 2 --cov --cov-report=term-missing:skip-covered $(ARGS)
+	@seen=$$($(PY) -m coverage report --include='$(CORE)' --show-missing --fail-under=100) || { echo "$$seen"; exit 1; }
+
+demo: .venv/runtime.stamp ## two nsqds, consumers, kills: what is lost? (INPUT=FILE, MESSAGES=N)
+	@$(SERVERS) && $(PY) -m nsqdedupe demo $(if $(INPUT),--input '$(INPUT)') $(if $(MESSAGES),--messages '$(MESSAGES)') $(ARGS)
+
+bench: .venv/dev.stamp ## run the benchmarks (ARGS: options of benchmarks/run.py)
+	@$(SERVERS) && $(PY) benchmarks/run.py $(ARGS)
+
+clean: ## remove all that was installed, built or cached
+	@rm -rf .venv .tools build dist .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
