@@ -1,0 +1,229 @@
+"""A table that remembers the latest fingerprints and never takes a new one for an old one.
+
+A Bloom filter never forgets but may claim to have seen what it has not. The structure here is its
+opposite, named so by Jeff Hodges ("The Opposite of a Bloom Filter", 2012) and known to NSQ's users from
+Dave Gardner's "Stream de-duplication": an array in which a message overwrites whatever its hash index
+holds, and is recognised by what is stored there. It forgets, but what it says it has seen it has seen.
+
+The classic form has one slot per hash index and keeps the whole id, so any later message of the same index
+ends the memory of this one: ``ways=1``. Here an index leads to a bucket of ``ways`` slots that is used
+first in, first out, so it takes ``ways`` later messages of the same index, and the moment of forgetting
+scatters far less: with 32 ways a sixtieth of the slots gives 99 % recall (`nsqdedupe.sizing` has the
+arithmetic).
+
+What it promises, given fingerprints that are spread evenly (any good hash):
+
+- No false drop: a new fingerprint is found with probability ``ways * 2**-64`` (8-byte tags) or
+  ``slots * 2**-128`` (16-byte tags), never more, however full the table is.
+- Bounded: memory is taken once and never grows; every operation looks at one bucket.
+- First in, first out within a bucket: recall depends on how many *new* messages came since, so finding or
+  adding again what is there does not renew it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from nsqdedupe import sizing
+from nsqdedupe.errors import ConfigError
+
+# The tag comes from one half of the fingerprint, the bucket from the other: the messages of one bucket
+# would otherwise share bits of their tags. Unpacking checks the length in passing.
+_split = struct.Struct("<8sQ").unpack
+
+
+class OppositeBloomFilter:
+    """A fixed-size set of 16-byte fingerprints that forgets the oldest of a bucket first.
+
+    For one thread at a time; it does no I/O. All verbs raise `ConfigError` for anything that is not 16
+    bytes. Raw keys and ids must be hashed first (`nsqdedupe.fingerprint`): half of a counter's 16 bytes are
+    zero, so its tags or its buckets would all be the same. In a batch, what comes before the culprit has
+    taken effect.
+
+    Args:
+        slots: how many fingerprints fit, 1 to 2**36; rounded up to whole buckets. `sizing.slots_for` gives
+            it for a window and a recall.
+
+        ways: slots per bucket, 1 to 64.
+
+        tag_bytes: bytes stored per fingerprint, 8 or 16 (all of it).
+
+    Raises:
+        ConfigError: an argument is out of range.
+
+        MemoryError: there is no room for that many slots.
+    """
+
+    def __init__(self, slots: int = 1 << 20, ways: int = 32, tag_bytes: int = 8) -> None:
+        size = sizing.bytes_for(slots, ways, tag_bytes)
+        self._buckets = sizing.buckets_for(slots, ways)
+        self._ways = ways
+        self._tag_bytes = tag_bytes
+        self._row = ways * tag_bytes
+        self._off_grid = tag_bytes - 1
+        self._wide = tag_bytes == sizing.FINGERPRINT_BYTES
+        # Empty slots are zero, so a tag that is zero (a digest may be) would be found in any bucket with
+        # room, and its message dropped unhandled. Another tag stands for it.
+        self._empty = bytes(tag_bytes)
+        self._stand_in = b"\xff" * tag_bytes
+        self._tags = bytearray(size - self._buckets)
+        # Which slot of a bucket is overwritten next. Kept apart: shifting the tags would cost a memmove per
+        # message, and cursors among them would break the grid.
+        self._cursors = bytearray(self._buckets)
+        self._find = self._tags.find
+        self._write = struct.Struct(f"{tag_bytes}s").pack_into
+
+    @property
+    def slots(self) -> int:
+        """How many fingerprints fit: what was asked for, rounded up to whole buckets."""
+        return self._buckets * self._ways
+
+    @property
+    def ways(self) -> int:
+        """Slots per bucket."""
+        return self._ways
+
+    @property
+    def tag_bytes(self) -> int:
+        """Bytes stored per fingerprint."""
+        return self._tag_bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that tags and cursors take."""
+        return len(self._tags) + len(self._cursors)
+
+    def contains(self, fingerprint: bytes) -> bool:
+        """Whether it was added and is still remembered. Changes nothing."""
+        # Each verb writes the look-up out: a call would cost half as much as the search itself.
+        try:
+            tag, index = _split(fingerprint)
+        except (struct.error, TypeError):
+            raise _not_a_fingerprint(fingerprint) from None
+        if self._wide:
+            tag = bytes(fingerprint)
+        if tag == self._empty:
+            tag = self._stand_in
+        start = index % self._buckets * self._row
+        position = self._find(tag, start, start + self._row)
+        # A hit that begins off the grid lies across two slots and is none: look on from the next slot.
+        while position > 0 and position & self._off_grid:
+            position = self._find(tag, (position | self._off_grid) + 1, start + self._row)
+        return position >= 0
+
+    def contains_many(self, fingerprints: Sequence[bytes]) -> list[bool]:
+        """Whether each was added and is still remembered, in order. Changes nothing."""
+        find, buckets, row = self._find, self._buckets, self._row
+        off_grid, wide, empty, stand_in = self._off_grid, self._wide, self._empty, self._stand_in
+        found: list[bool] = []
+        note = found.append
+        for fingerprint in fingerprints:
+            try:
+                tag, index = _split(fingerprint)
+            except (struct.error, TypeError):
+                raise _not_a_fingerprint(fingerprint) from None
+            if wide:
+                tag = bytes(fingerprint)
+            if tag == empty:
+                tag = stand_in
+            start = index % buckets * row
+            position = find(tag, start, start + row)
+            while position > 0 and position & off_grid:
+                position = find(tag, (position | off_grid) + 1, start + row)
+            note(position >= 0)
+        return found
+
+    def check_and_set(self, fingerprint: bytes) -> bool:
+        """Add it unless it is remembered. True: it was there already."""
+        try:
+            tag, index = _split(fingerprint)
+        except (struct.error, TypeError):
+            raise _not_a_fingerprint(fingerprint) from None
+        if self._wide:
+            tag = bytes(fingerprint)
+        if tag == self._empty:
+            tag = self._stand_in
+        bucket = index % self._buckets
+        start = bucket * self._row
+        position = self._find(tag, start, start + self._row)
+        while position > 0 and position & self._off_grid:
+            position = self._find(tag, (position | self._off_grid) + 1, start + self._row)
+        if position >= 0:
+            return True
+        cursor = self._cursors[bucket]
+        self._write(self._tags, start + cursor * self._tag_bytes, tag)
+        cursor += 1
+        self._cursors[bucket] = cursor if cursor < self._ways else 0
+        return False
+
+    def check_and_set_many(self, fingerprints: Sequence[bytes]) -> list[bool]:
+        """Add each unless it is remembered. True, in order: it was there, or came earlier in this call."""
+        find, buckets, row = self._find, self._buckets, self._row
+        off_grid, wide, empty, stand_in = self._off_grid, self._wide, self._empty, self._stand_in
+        tags, cursors, write, ways, width = self._tags, self._cursors, self._write, self._ways, self._tag_bytes
+        found: list[bool] = []
+        note = found.append
+        for fingerprint in fingerprints:
+            try:
+                tag, index = _split(fingerprint)
+            except (struct.error, TypeError):
+                raise _not_a_fingerprint(fingerprint) from None
+            if wide:
+                tag = bytes(fingerprint)
+            if tag == empty:
+                tag = stand_in
+            bucket = index % buckets
+            start = bucket * row
+            position = find(tag, start, start + row)
+            while position > 0 and position & off_grid:
+                position = find(tag, (position | off_grid) + 1, start + row)
+            if position < 0:
+                cursor = cursors[bucket]
+                write(tags, start + cursor * width, tag)
+                cursor += 1
+                cursors[bucket] = cursor if cursor < ways else 0
+            note(position >= 0)
+        return found
+
+    def add(self, fingerprint: bytes) -> None:
+        """Remember it. One that is there already keeps its place in the queue."""
+        self.check_and_set(fingerprint)
+
+    def add_many(self, fingerprints: Sequence[bytes]) -> None:
+        """Remember each. One that is there already keeps its place in the queue."""
+        self.check_and_set_many(fingerprints)
+
+    def discard(self, fingerprint: bytes) -> None:
+        """Forget it. One that is not there is no error."""
+        self.discard_many((fingerprint,))
+
+    def discard_many(self, fingerprints: Sequence[bytes]) -> None:
+        """Forget each. One that is not there is no error.
+
+        The slot stays empty until its turn comes: filling it earlier would end the newcomer's memory before
+        that of older ones.
+        """
+        for fingerprint in fingerprints:
+            try:
+                tag, index = _split(fingerprint)
+            except (struct.error, TypeError):
+                raise _not_a_fingerprint(fingerprint) from None
+            if self._wide:
+                tag = bytes(fingerprint)
+            if tag == self._empty:
+                tag = self._stand_in
+            start = index % self._buckets * self._row
+            position = self._find(tag, start, start + self._row)
+            while position >= 0:
+                if not position & self._off_grid:
+                    self._write(self._tags, position, self._empty)
+                position = self._find(tag, (position | self._off_grid) + 1, start + self._row)
+
+
+def _not_a_fingerprint(value: object) -> ConfigError:
+    # The value stays out of the text: whoever passes a raw key or a body by mistake must not find it logged.
+    what = f"{len(value)} bytes" if isinstance(value, bytes | bytearray | memoryview) else type(value).__name__
+    return ConfigError(
+        f"fingerprint: must be 16 bytes, not {what}; hash the key first, for example with nsqdedupe.fingerprint"
+    )
