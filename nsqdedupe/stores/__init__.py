@@ -1,0 +1,1 @@
+"""Stores: the contract of `nsqdedupe.store` over tables and servers."""
