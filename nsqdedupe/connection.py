@@ -1,0 +1,332 @@
+"""A pynsq connection that reads and answers in batches once it is ready.
+
+Negotiation, TLS and compression stay pynsq's, and whatever it negotiated is one path here: bytes come
+from the IOStream, decoded, as many as there are; all whole frames in them are parsed in one go; answers
+are joined and written once.
+
+What it touches of pynsq that is not documented (unchanged since 2022) is checked by `check_pynsq`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+import nsq
+import nsq.conn
+import nsq.event
+from tornado.iostream import StreamClosedError
+
+from nsqdedupe.clock import monotonic
+from nsqdedupe.delivery import Source
+from nsqdedupe.errors import MissingDependency
+from nsqdedupe.streams import mend
+
+logger = logging.getLogger(__name__)
+
+CHUNK = 65536
+"""Bytes asked for at a time: what IOStream takes from the socket in one call."""
+
+MAX_FRAME = 100 << 20
+"""Bytes of the largest frame taken: what IOStream can buffer. A larger size is no frame of nsqd's."""
+
+_HEAD = struct.Struct(">iiqH16s")  # size, frame type, timestamp, attempts (unsigned: pynsq errs here), id
+_SHORT_HEAD = struct.Struct(">ii")
+_SIZE = 4  # the size field does not count itself
+_TYPE = 4
+_MESSAGE = 2
+
+_USED = {
+    nsq.AsyncConn: ("_connect_callback", "_start_read", "_on_data", "send", "close", "connect", "send_rdy", "trigger"),
+    nsq.Reader: (
+        *("_on_connection_identify", "_on_connection_identify_response", "_on_connection_auth"),
+        *("_on_connection_auth_response", "_on_connection_error", "_on_connection_close", "_on_connection_ready"),
+        *("_on_heartbeat", "_on_backoff_resume", "_maybe_update_rdy", "_send_rdy", "_redistribute_rdy_state"),
+    ),
+}
+
+
+def _no_frame(size: int) -> ValueError:
+    return ValueError(f"frame of {size} bytes: not from {_TYPE} to {MAX_FRAME}")
+
+
+def check_pynsq() -> None:
+    """Make sure that the installed pynsq has what this package builds on.
+
+    Raises:
+        MissingDependency: it has not; the text says what is missing.
+    """
+    used = [(owner, name) for owner, names in _USED.items() for name in names]
+    missing = [f"{owner.__name__}.{name}" for owner, name in used if not hasattr(owner, name)]
+    if missing:
+        raise MissingDependency(f"this pynsq has no {', '.join(missing)}: pip install 'pynsq>=0.9,<0.10'")
+
+
+class Connection(nsq.AsyncConn):
+    """A connection to one nsqd.
+
+    Args:
+        host: name or address of the nsqd.
+
+        port: its TCP port.
+
+        make_message: called with this connection and each message's id, body, timestamp and attempts.
+
+        receive: called with this connection, each batch of what that made, in order of arrival, and the
+            bytes read. Once it returns False no more is read until `read_on`.
+
+        responder: whom messages answer to.
+
+        kwargs: options of `nsq.AsyncConn`.
+    """
+
+    source: Source
+    """Counts its deliveries; set when it is ready."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        make_message: Callable[[Connection, bytes, bytes, int, int], Any],
+        receive: Callable[[Connection, list[Any], int], bool],
+        responder: Any = None,  # noqa: ANN401 - typed where it is used, a floor above
+        **kwargs: Any,  # noqa: ANN401 - pynsq's options, checked before
+    ) -> None:
+        super().__init__(host, port, **kwargs)
+        self.responder = responder
+        self.owner_prefix = f"{host}:{port}/".encode()
+        self.identity: dict[str, Any] = {}
+        self.seen_empty = monotonic()
+        """All that is read now arrived after this moment."""
+        self.is_open = False
+        """It is ready and subscribed, and not closed yet."""
+        self._goodbye: asyncio.Future[None] | None = None
+        self._make_message = make_message
+        self._receive = receive
+        self._batching = False
+        self._rest = b""
+        self._pending: asyncio.Future[bytes] | None = None
+        self.fins: list[bytes] = []
+        """Ids of messages that the next `flush`, which the caller sees to, answers with FIN."""
+        self._out: list[bytes] = []
+        self._flushing = False
+        self._written: asyncio.Future[None] | None = None
+        # Before anybody else's listener: what they send when the connection is ready is batched already.
+        self.on(nsq.event.READY, self._start_batching)
+        self.on(nsq.event.IDENTIFY_RESPONSE, self._on_identified)
+
+    # -- set-up ----------------------------------------------------------------------------------
+
+    def _connect_callback(self, fut: asyncio.Future[Any]) -> None:
+        if fut.exception() is None:
+            super()._connect_callback(fut)
+        # Else the stream is closed, and its close callback has told everybody.
+
+    def _on_identified(self, data: dict[str, Any], **_: Any) -> None:  # noqa: ANN401 - an event's arguments
+        self.identity = data
+
+    def _start_batching(self, **_: Any) -> None:  # noqa: ANN401 - an event's arguments
+        self._batching = True
+        self._loop = asyncio.get_running_loop()
+        self.on(nsq.event.RESPONSE, self._on_agreed)
+        self.on(nsq.event.CLOSE, self._on_agreed)
+
+    # -- stopping --------------------------------------------------------------------------------
+
+    def say_goodbye(self) -> asyncio.Future[None]:
+        """Ask nsqd to send nothing more. Done when it has agreed, or the connection is closed."""
+        if self._goodbye is None:
+            self._goodbye = asyncio.get_running_loop().create_future()
+            if self.closed():
+                self._goodbye.set_result(None)
+            else:
+                self.send_rdy(0)
+                self.send(b"CLS\n")
+        return self._goodbye
+
+    @property
+    def said_goodbye(self) -> bool:
+        """Whether nsqd has agreed to send nothing more."""
+        return self._goodbye is not None and self._goodbye.done()
+
+    def _on_agreed(self, data: bytes = b"CLOSE_WAIT", **_: Any) -> None:  # noqa: ANN401 - an event's arguments
+        if data == b"CLOSE_WAIT" and self._goodbye is not None and not self._goodbye.done():
+            self._goodbye.set_result(None)
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def _start_read(self) -> None:
+        """Pynsq calls this when it wants the next frame; once ready, that is the first batch."""
+        if self._batching:
+            self.read_on()
+            return
+        if self.stream is not None:
+            mend(self.stream)
+        super()._start_read()
+
+    def read_on(self) -> None:
+        """Read the next batch when there is one."""
+        missing = 0
+        if len(self._rest) >= _SIZE:
+            missing = _SIZE + int.from_bytes(self._rest[:_SIZE], "big") - len(self._rest)
+        try:
+            # A frame larger than a chunk is gathered by the stream: no byte of it is copied twice.
+            whole = missing > CHUNK
+            pending = asyncio.ensure_future(self.stream.read_bytes(missing if whole else CHUNK, partial=not whole))
+        except StreamClosedError:
+            return
+        if not pending.done():
+            self.seen_empty = monotonic()
+        self._pending = pending
+        pending.add_done_callback(self._on_read)
+
+    def look(self, moment: float) -> None:
+        """Nothing that is still unread had arrived at that moment: the loop has polled the socket since."""
+        if self._pending is not None and not self._pending.done() and moment > self.seen_empty:
+            self.seen_empty = moment
+
+    def _on_read(self, pending: asyncio.Future[bytes]) -> None:
+        self._pending = None
+        if pending.cancelled() or pending.exception() is not None or self.closed():
+            return  # closed: the stream's close callback tells everybody, and nothing can be answered
+        chunk = pending.result()
+        self.last_recv_timestamp = time.time()
+        data = self._rest + chunk if self._rest else chunk
+        messages: list[Any] = []
+        try:
+            self._rest = data[self._parse(data, messages) :]
+        except ValueError as error:
+            self._fail(nsq.protocol.IntegrityError(str(error)))
+            return
+        if not self.closed() and (not messages or self._hand_over(messages, len(chunk))):
+            self.read_on()
+
+    def _hand_over(self, messages: list[Any], size: int) -> bool:
+        self.last_msg_timestamp = self.last_recv_timestamp
+        try:
+            return self._receive(self, messages, size)
+        except Exception:
+            # A hook of the application broke, as far as we know: that must not make this connection deaf.
+            logger.exception("[%s] failed to take %d messages", self.id, len(messages))
+            return True
+
+    def _parse(self, data: bytes, messages: list[Any]) -> int:
+        """Split all whole frames off; returns how many bytes they took.
+
+        Messages are appended to the list, other frames are handled by pynsq at once.
+
+        Raises:
+            ValueError: a frame's size is out of range.
+        """
+        end = len(data)
+        start = 0
+        head, shortest = _HEAD.unpack_from, _HEAD.size
+        make_message = self._make_message
+        while end - start >= _SIZE + _TYPE:
+            if end - start >= shortest:
+                size, kind, timestamp, attempts, message_id = head(data, start)
+            else:
+                size, kind = _SHORT_HEAD.unpack_from(data, start)
+            if not _TYPE <= size <= MAX_FRAME:
+                raise _no_frame(size)
+            after = start + _SIZE + size
+            if after > end:
+                break
+            if kind == _MESSAGE and after - start >= shortest:
+                messages.append(make_message(self, message_id, data[start + shortest : after], timestamp, attempts))
+            elif kind == _MESSAGE:
+                raise ValueError(f"message frame of {size} bytes: shorter than a message's head")
+            else:
+                self._tell(data[start + _SIZE : after])
+                if self.closed():
+                    break
+            start = after
+        if _SIZE <= end - start < _SIZE + _TYPE:
+            # What is no frame must not be waited for.
+            size = int.from_bytes(data[start : start + _SIZE], "big", signed=True)
+            if not _TYPE <= size <= MAX_FRAME:
+                raise _no_frame(size)
+        return start
+
+    def _tell(self, frame: bytes) -> None:
+        try:
+            self.trigger(nsq.event.DATA, conn=self, data=frame)
+        except Exception:
+            # As in pynsq: whoever listens, or hooks into the heartbeat, breaks no connection.
+            logger.exception("[%s] a listener failed on a frame", self.id)
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def send(self, data: bytes) -> Any:  # noqa: ANN401 - pynsq's signature
+        """Write a command; once ready, in one write with all others of this turn of the loop.
+
+        Raises:
+            StreamClosedError: the connection is closed.
+        """
+        if not self._batching:
+            return super().send(data)
+        if self.closed():
+            raise StreamClosedError
+        self._join_fins()
+        self._out.append(data)
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self.flush)
+        return None
+
+    def flush(self) -> None:
+        """Write all that waits, in order."""
+        self._flushing = False
+        self._join_fins()
+        if not self._out:
+            return
+        data = b"".join(self._out)
+        self._out.clear()
+        if self.closed():
+            return
+        try:
+            self._written = self.stream.write(self.encoder.encode(data))
+        except Exception as error:  # noqa: BLE001
+            # Not only a closed stream: a compressor may fail, and a connection that cannot answer is no use.
+            self._fail(nsq.protocol.SendError("failed to write", error))
+
+    async def drain(self) -> None:
+        """Return when all that was sent has been handed to the system, or the connection is closed."""
+        self.flush()
+        if self._written is not None:
+            await asyncio.wait([self._written])
+
+    def _join_fins(self) -> None:
+        if self.fins:
+            self._out.append(b"FIN " + b"\nFIN ".join(self.fins) + b"\n")
+            self.fins.clear()
+
+    def closed(self) -> bool:
+        """Whether nothing can be sent any more. pynsq's own says so only after the close event."""
+        if super().closed():
+            return True
+        if self.stream is None:
+            return False  # about to be wrapped in TLS
+        return bool(self.stream.closed())
+
+    def _fail(self, error: Exception) -> None:
+        self.close()
+        self.trigger(nsq.event.ERROR, conn=self, error=error)
+
+    def close(self) -> None:
+        """Write what waits, as far as the system takes it at once, and close."""
+        if self.stream is None:
+            return
+        if self._batching:
+            self.flush()
+        try:
+            super().close()
+        except RuntimeError:
+            # The event loop was closed before: nobody is left there who could be told.
+            if not self.stream.closed():
+                raise

@@ -1,0 +1,204 @@
+"""Calls a reader's hooks and handler for one message as pynsq does, and makes sense of what comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+import nsq
+import nsq.event
+import tornado.gen
+
+from nsqdedupe.clock import monotonic
+from nsqdedupe.delivery import Delivery, Outcome
+from nsqdedupe.message import Message
+from nsqdedupe.places import Places
+
+logger = logging.getLogger(__name__)
+
+
+class Hooks(Protocol):
+    """What is needed of the reader: pynsq's own names."""
+
+    name: str
+    message_handler: Any
+
+    def process_message(self, message: Any) -> Any:  # noqa: ANN401 - pynsq's signatures
+        """Calls the handler."""
+
+    def preprocess_message(self, message: Any) -> Any:  # noqa: ANN401
+        """Hook of the application."""
+
+    def validate_message(self, message: Any) -> Any:  # noqa: ANN401
+        """Hook of the application."""
+
+    def giving_up(self, message: Any) -> None:  # noqa: ANN401
+        """Hook of the application."""
+
+
+class Handling:
+    """Runs the handler of one reader; what handlers answer later arrives here too (a `Responder`).
+
+    Args:
+        reader: whose hooks are called.
+
+        places: told when a handler gets a message.
+
+        answer: told how each run ended; from any thread.
+
+        touch: told when a handler needs more time; from any thread.
+
+        retry_delay: seconds after which a message comes again whose ``giving_up`` failed.
+    """
+
+    def __init__(
+        self,
+        reader: Hooks,
+        places: Places,
+        *,
+        answer: Callable[[Message, Outcome, float | None], None],
+        touch: Callable[[Message], None],
+        retry_delay: float,
+    ) -> None:
+        self._reader = reader
+        self._places = places
+        self._answer = answer
+        self.touched = touch
+        """See `Responder`."""
+        self._retry_delay = retry_delay
+        self._giving_up: Message | None = None
+        self._hooked = True
+        self._process: Callable[[Any], Any] = reader.process_message
+
+    def look_at_hooks(self) -> None:
+        """Find out what is to be called for each message of this slice: a hook that does nothing costs nothing."""
+        reader, own, stock = type(self._reader), vars(self._reader), nsq.Reader
+        self._hooked = (
+            reader.preprocess_message is not stock.preprocess_message
+            or reader.validate_message is not stock.validate_message
+            or "preprocess_message" in own
+            or "validate_message" in own
+        )
+        plain = reader.process_message is stock.process_message and "process_message" not in own
+        self._process = self._reader.message_handler if plain else self._reader.process_message
+
+    def run(self, delivery: Delivery, /) -> bool:
+        """Call the handler as pynsq does, and make sense of what it returns. True: it has succeeded."""
+        message = cast("Message", delivery)
+        self._places.enter(message)
+        try:
+            if self._hooked and not self._reader.validate_message(self._reader.preprocess_message(message)):
+                message._has_responded = True  # noqa: SLF001 - our own message
+                self._answer(message, Outcome.INVALID, None)
+                message.trigger(nsq.event.FINISH, message=message)
+                return False
+            result = self._process(message)
+            if result is True and not message._has_responded and not message._async_enabled:  # noqa: SLF001 - our own
+                if not message.listened:
+                    message._has_responded = True  # noqa: SLF001 - our own message
+                    self._places.leave(message)
+                    return True
+                message.finish()
+            else:
+                self._on_result(message, result)
+        except Exception:
+            # Never the body: logs are read by people who may not read messages.
+            logger.exception("[%s:%s] handler failed on message %r", message.conn.id, self._reader.name, message.id)
+            self._respond(message, message.requeue)
+        except BaseException as error:
+            self._cancel(message)
+            if not isinstance(error, asyncio.CancelledError):
+                raise
+        return False
+
+    def _on_result(self, message: Message, result: Any) -> None:  # noqa: ANN401 - handlers return what they like
+        if result not in (True, False, None):
+            try:
+                future = tornado.gen.convert_yielded(result)
+            except tornado.gen.BadYieldError:
+                self._complain(message, f"returned a {type(result).__name__}; return True, False or an awaitable")
+                return
+            message.enable_async()
+            message.runs_since = monotonic()
+            future.add_done_callback(functools.partial(self._on_done, message))
+        elif message.is_async() or message.has_responded():
+            return
+        elif result is None:
+            self._complain(message, "returned None without responding; return True or False, or respond")
+        elif result:
+            message.finish()
+        else:
+            message.requeue()
+
+    def _complain(self, message: Message, what: str) -> None:
+        if message.has_responded():
+            return
+        logger.error("[%s:%s] handler %s: message %r is requeued", message.conn.id, self._reader.name, what, message.id)
+        message.requeue()
+
+    def _on_done(self, message: Message, future: asyncio.Future[Any]) -> None:
+        """A coroutine handler ended."""
+        message.runs_since = None
+        where = (message.conn.id, self._reader.name)
+        if future.cancelled():
+            logger.warning("[%s:%s] handler of message %r was cancelled", *where, message.id)
+            self._cancel(message)
+            return
+        error = future.exception()
+        good = False
+        if error is None:
+            try:
+                good = bool(future.result())
+            except Exception as no_truth_value:  # noqa: BLE001 - whatever it is, it is told below
+                error = no_truth_value
+        if error is not None:
+            logger.error(
+                "[%s:%s] handler failed on message %r: %s", *where, message.id, type(error).__name__, exc_info=error
+            )
+        self._respond(message, message.finish if good else message.requeue)
+
+    def _respond(self, message: Message, respond: Callable[[], None]) -> None:
+        """Respond in the handler's place, unless it has; a listener that breaks then has nobody else to hear of it."""
+        if message.has_responded():
+            return
+        try:
+            respond()
+        except Exception:
+            where = (message.conn.id, self._reader.name)
+            logger.exception("[%s:%s] listener failed on message %r", *where, message.id)
+
+    def _cancel(self, message: Message, delay: float | None = None) -> None:
+        def requeue() -> None:
+            message._has_responded = True  # noqa: SLF001 - our own message
+            self._answer(message, Outcome.CANCELLED, delay)
+            message.trigger(nsq.event.REQUEUE, message=message)
+
+        self._respond(message, requeue)
+
+    def give_up(self, delivery: Delivery, /) -> None:
+        """Call the application's hook; when it raises, the message comes again."""
+        message = cast("Message", delivery)
+        self._places.enter(message)
+        self._giving_up = message
+        try:
+            self._reader.giving_up(message)
+        except Exception:
+            logger.exception("[%s:%s] giving_up failed on message %r", message.conn.id, self._reader.name, message.id)
+            self._cancel(message, self._retry_delay)
+        else:
+            self._respond(message, message.finish)
+        finally:
+            self._giving_up = None
+
+    def finished(self, message: Message) -> None:
+        """See `Responder`."""
+        self._answer(message, Outcome.GIVEN_UP if self._giving_up is message else Outcome.HANDLED, None)
+
+    def requeued(self, message: Message, delay: float | None, backoff: bool) -> None:  # noqa: FBT001 - see Responder
+        """See `Responder`."""
+        message.backoff = backoff
+        # Who requeues while giving up wants it again, and has not run the handler: that costs no try.
+        self._answer(message, Outcome.CANCELLED if self._giving_up is message else Outcome.FAILED, delay)

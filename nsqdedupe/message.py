@@ -1,0 +1,151 @@
+"""A message as handlers get it: pynsq's own, except that its answers go through the state machine."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import nsq
+from nsq.event import EventedMixin
+
+from nsqdedupe.checks import number
+from nsqdedupe.connection import Connection
+from nsqdedupe.delivery import Delivery
+from nsqdedupe.errors import DedupeError
+
+
+class AlreadyRespondedError(DedupeError, AssertionError):
+    """A message was finished, requeued or touched after it had been responded to.
+
+    Also an AssertionError, because that is what pynsq raises.
+    """
+
+
+class Responder(Protocol):
+    """Carries a handler's answer to the state machine."""
+
+    def finished(self, message: Message) -> None:
+        """The handler finished it."""
+
+    def requeued(self, message: Message, delay: float | None, backoff: bool) -> None:  # noqa: FBT001 - pynsq's words
+        """The handler requeued it."""
+
+    def touched(self, message: Message) -> None:
+        """The handler needs more time."""
+
+
+class Message(Delivery, nsq.Message):
+    """A message received from nsqd; see `nsq.Message`.
+
+    Beside pynsq's attributes it has ``tries``: how many handler runs of this message failed so far, all
+    copies together. ``attempts`` counts how often nsqd gave out this copy, which deferrals raise too.
+    """
+
+    # Set on the class, so that making a message sets only what arrived.
+    _async_enabled = False
+    _has_responded = False
+    backoff = True
+    counted = False
+    """It is part of its connection's ``in_flight``."""
+    held = False
+    """It is, although it only waits for another copy."""
+
+    listened = False
+    """Somebody listens to its events: only then is there a table of listeners."""
+
+    def __init__(self, conn: Connection, id: bytes, body: bytes, timestamp: int, attempts: int) -> None:  # noqa: A002
+        # pynsq's own constructor makes a listener table for each message; ours comes when it is asked for.
+        self.conn = conn
+        self.id = id
+        self.body = body
+        self.timestamp = timestamp
+        self.attempts = attempts
+
+    @property
+    def _responder(self) -> Responder:
+        responder: Responder = self.conn.responder
+        return responder
+
+    def finish(self) -> None:
+        """Respond that the message was processed, or shall be discarded. From any thread."""
+        self._respond()
+        self._responder.finished(self)
+        self.trigger("finish", message=self)
+
+    def requeue(self, *, backoff: bool = True, delay: float = -1, time_ms: float = -1, **kwargs: Any) -> None:  # noqa: ANN401
+        """Respond that processing failed and the message shall come again. From any thread.
+
+        Args:
+            backoff: whether the reader backs off.
+
+            delay: seconds until then, 0 or more; -1: ``requeue_delay`` times the message's tries.
+
+            time_ms: the same in milliseconds; ``delay`` goes before it.
+
+            kwargs: passed to the listeners, else ignored, as in pynsq.
+
+        Raises:
+            ConfigError: ``delay`` or ``time_ms`` is no finite number; nothing was answered.
+        """
+        number("requeue(delay)", delay, -math.inf, remedy="leave it out for the default delay")
+        number("requeue(time_ms)", time_ms, -math.inf, remedy="leave it out for the default delay")
+        seconds = delay if delay >= 0 else time_ms / 1000 if time_ms >= 0 else None
+        self._respond()
+        self._responder.requeued(self, seconds, backoff)
+        self.trigger("requeue", message=self, backoff=backoff, delay=delay, time_ms=time_ms, **kwargs)
+
+    def touch(self) -> None:
+        """Respond that more time is needed: nsqd's timeout and the claim's lease start anew. From any thread."""
+        if self._has_responded:
+            raise AlreadyRespondedError(f"message {self.id!r} cannot be touched: it has been responded to")
+        self._responder.touched(self)
+        self.trigger("touch", message=self)
+
+    def _respond(self) -> None:
+        if self._has_responded:
+            raise AlreadyRespondedError(f"message {self.id!r} has been responded to already")
+        self._has_responded = True
+
+    def on(self, name: str, callback: Any) -> None:  # noqa: ANN401 - pynsq's signature
+        """See `nsq.Message.on`."""
+        if not self.listened:
+            self.listened = True
+            EventedMixin.__init__(self)
+        super().on(name, callback)
+
+    def off(self, name: str, callback: Any) -> None:  # noqa: ANN401 - pynsq's signature
+        """See `nsq.Message.off`."""
+        if not self.listened:
+            self.listened = True
+            EventedMixin.__init__(self)
+        super().off(name, callback)
+
+    def trigger(self, name: str, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - pynsq's signature
+        """See `nsq.Message.trigger`."""
+        if self.listened:
+            super().trigger(name, *args, **kwargs)
+
+
+def _introduce_attributes() -> None:
+    """Set every attribute that a message may get once, before many messages are made.
+
+    CPython keeps the attributes of an instance in an array whose layout belongs to the class, and makes the
+    room in it smaller with each new instance. Messages are made by the batch, with little set: what is set
+    later would find no room, and each message would get a dict, at a quarter of all the time it takes.
+    """
+    first = Message.__new__(Message)
+    for name in ("conn", "id", "body", "timestamp", "attempts", *Delivery.__annotations__):
+        setattr(first, name, None)
+    for name in (
+        "_async_enabled",
+        "_has_responded",
+        "backoff",
+        "counted",
+        "held",
+        "listened",
+        "_EventedMixin__listeners",
+    ):
+        setattr(first, name, None)
+
+
+_introduce_attributes()

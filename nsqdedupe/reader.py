@@ -1,0 +1,346 @@
+"""`DedupeReader`: pynsq's Reader, handling each message once however many copies arrive."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import random
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Literal
+
+import nsq
+import nsq.event
+from tornado.ioloop import PeriodicCallback
+
+from nsqdedupe import checks
+from nsqdedupe.connection import Connection, check_pynsq
+from nsqdedupe.deduper import Deduper
+from nsqdedupe.errors import ConfigError
+from nsqdedupe.fingerprint import fingerprinter
+from nsqdedupe.message import Message
+from nsqdedupe.metrics import Events, Stats
+from nsqdedupe.neighbours import Neighbours
+from nsqdedupe.options import check_options
+from nsqdedupe.runner import Runner
+from nsqdedupe.store import Store
+from nsqdedupe.stores.embedded import MemoryStore
+from nsqdedupe.version import USER_AGENT
+
+logger = logging.getLogger(__name__)
+
+WINDOW = 1_000_000
+RECALL = 0.999
+
+_CONNECT_PAUSE = 10.0
+"""Seconds between two attempts at one address, pynsq's own."""
+
+_RECONNECT_PAUSE = 15.0
+"""Seconds until a lost connection to a given address is made anew, pynsq's own."""
+
+_readers: weakref.WeakSet[DedupeReader] = weakref.WeakSet()
+
+
+class _StatsOnRead:
+    """``reader.stats``. Not a property, so that a subclass may have an attribute of that name."""
+
+    def __get__(self, reader: DedupeReader | None, _: type | None = None) -> Stats:
+        if reader is None:
+            raise AttributeError("stats")
+        return reader._runner.stats()  # noqa: SLF001 - its own class
+
+
+class DedupeReader(nsq.Reader):
+    """Consumes a channel like `nsq.Reader`, and handles every message once.
+
+    A producer publishes each message to two or more nsqds; every copy arrives here. The handler runs for
+    one of them. The others are finished when it succeeds, and stand by until then: when it fails, or its
+    owner is gone, another copy takes its place. Nothing here blocks.
+
+    Args:
+        topic: as for `nsq.Reader`, and so are all that follow up to ``lookupd_request_timeout``.
+
+        max_tries: handler runs of a message (all copies together) after which it is given up; 0: never.
+            ``message.tries`` counts them; ``message.attempts`` stays nsqd's.
+
+        key: what makes two messages the same message: `BODY`, ``json_field("a.b")`` or a function of the
+            message that returns bytes or str. Required: a default would lose messages where equal bodies
+            are different messages.
+
+        store: remembers what was handled. None: ``MemoryStore(window=1_000_000, recall=0.999)``, right
+            for one consumer per channel. False: nothing is de-duplicated, messages are only batched.
+
+        secret: 1 to 64 bytes; makes fingerprints that a producer who is not trusted cannot forge.
+
+        on_store_error: what becomes of messages while the store is out of reach: ``"process"`` handles
+            them, maybe twice; ``"requeue"`` sends them back.
+
+        kwargs: options of `nsq.AsyncConn`, as for `nsq.Reader`.
+
+    Raises:
+        ConfigError: an option is unknown, of the wrong type, out of range or in conflict with another;
+            nothing was started.
+
+        MissingDependency: the installed pynsq is not one that this package knows.
+    """
+
+    stats = _StatsOnRead()
+    """A frozen `Stats` of all deliveries so far."""
+
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        message_handler: Callable[[Any], Any] | None = None,
+        name: str | None = None,
+        nsqd_tcp_addresses: str | list[str] | tuple[str, ...] | set[str] | None = None,
+        lookupd_http_addresses: str | list[str] | tuple[str, ...] | set[str] | None = None,
+        max_tries: int = 5,
+        max_in_flight: int = 1,
+        lookupd_poll_interval: int = 60,
+        low_rdy_idle_timeout: float = 10,
+        max_backoff_duration: float = 128,
+        lookupd_poll_jitter: float = 0.3,
+        lookupd_connect_timeout: int = 1,
+        lookupd_request_timeout: int = 2,
+        *,
+        key: Callable[[Any], bytes | str] | None = None,
+        store: Store | Literal[False] | None = None,
+        secret: bytes | None = None,
+        on_store_error: Literal["process", "requeue"] = "process",
+        **kwargs: Any,  # noqa: ANN401 - pynsq's options, checked below
+    ) -> None:
+        check_pynsq()
+        options = check_options(
+            {
+                "topic": topic,
+                "channel": channel,
+                "message_handler": message_handler,
+                "name": name,
+                "nsqd_tcp_addresses": nsqd_tcp_addresses,
+                "lookupd_http_addresses": lookupd_http_addresses,
+                "max_tries": max_tries,
+                "max_in_flight": max_in_flight,
+                "lookupd_poll_interval": lookupd_poll_interval,
+                "low_rdy_idle_timeout": low_rdy_idle_timeout,
+                "max_backoff_duration": max_backoff_duration,
+                "lookupd_poll_jitter": lookupd_poll_jitter,
+                "lookupd_connect_timeout": lookupd_connect_timeout,
+                "lookupd_request_timeout": lookupd_request_timeout,
+                "user_agent": USER_AGENT,
+                **kwargs,
+            }
+        )
+        checks.one_of("on_store_error", on_store_error, ("process", "requeue"))
+        if store is None:
+            store = MemoryStore(window=WINDOW, recall=RECALL)
+        elif store is not False and not isinstance(store, Store):
+            raise checks.refuse("store", store, "a Store, None or False", "for example MemoryStore(window=1_000_000)")
+        fingerprint = None if store is False else fingerprinter(topic, channel, key, secret)
+        self.store = store
+        self._stopping: asyncio.Future[int] | None = None
+        self._closed = False
+        self._poll_start: object | None = None
+        self._connecting: dict[str, Connection] = {}
+
+        def make_deduper(port: Runner, events: Events) -> Deduper:
+            return Deduper(
+                None if store is False else store,
+                port,
+                events=events,
+                max_tries=max_tries,
+                requeue_delay=options.get("requeue_delay", 90),
+                on_store_error=on_store_error,
+            )
+
+        super().__init__(**options)
+        self._runner = Runner(self, fingerprint, make_deduper)
+        _readers.add(self)
+        self._neighbours: Neighbours | None = None
+        if store is not False and not store.traits.shared:
+            self._neighbours = Neighbours(self, lambda: [reader for reader in _readers if reader.store is store])
+
+    # -- connecting ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Start, on the loop. pynsq's own cannot be stopped again, and takes no IPv6 address."""
+        if self._closed:
+            return
+        if self.message_handler is None:
+            raise ConfigError("message_handler is missing: give one to the constructor or to set_message_handler")
+        self._runner.start()
+        logger.info("[%s] starting reader for %s/%s...", self.name, self.topic, self.channel)
+        for address in self.nsqd_tcp_addresses:
+            self.connect_to_nsqd(*checks.tcp_address("nsqd_tcp_addresses", address))
+        self.redist_periodic = PeriodicCallback(self._redistribute_rdy_state, 5 * 1000)
+        self.redist_periodic.start()
+        if self.lookupd_http_addresses:
+            self.io_loop.spawn_callback(self.query_lookupd)
+            self.query_periodic = PeriodicCallback(self.query_lookupd, self.lookupd_poll_interval * 1000)
+            # At a random time, so that many consumers that start together do not ask together.
+            delay = random.random() * self.lookupd_poll_interval * self.lookupd_poll_jitter
+            self._poll_start = self.io_loop.call_later(delay, self.query_periodic.start)
+
+    def connect_to_nsqd(self, host: str, port: int) -> Connection | None:
+        """Connect to an nsqd, unless that is done or was tried less than 10 s ago (then None)."""
+        if self._closed or self._stopping is not None:
+            return None
+        conn = Connection(
+            host,
+            port,
+            make_message=Message,
+            receive=self._runner.receive,
+            responder=self._runner.handling,
+            **self.conn_kwargs,
+        )
+        last = self.connection_attempts.get(conn.id)
+        if conn.id in self.conns or (last is not None and last > time.time() - _CONNECT_PAUSE):
+            return None
+        self.connection_attempts[conn.id] = time.time()
+        conn.on(nsq.event.IDENTIFY, self._on_connection_identify)
+        conn.on(nsq.event.IDENTIFY_RESPONSE, self._on_connection_identify_response)
+        conn.on(nsq.event.AUTH, self._on_connection_auth)
+        conn.on(nsq.event.AUTH_RESPONSE, self._on_connection_auth_response)
+        conn.on(nsq.event.ERROR, self._on_connection_error)
+        conn.on(nsq.event.CLOSE, self._on_connection_close)
+        conn.on(nsq.event.READY, self._on_connection_ready)
+        conn.on(nsq.event.HEARTBEAT, self._on_heartbeat)
+        conn.on(nsq.event.BACKOFF, functools.partial(self._on_backoff_resume, success=False))
+        conn.on(nsq.event.RESUME, functools.partial(self._on_backoff_resume, success=True))
+        conn.on(nsq.event.CONTINUE, functools.partial(self._on_backoff_resume, success=None))
+        logger.info("[%s:%s] connecting to nsqd", conn.id, self.name)
+        self._connecting[conn.id] = conn
+        conn.connect()
+        return conn
+
+    def _on_connection_ready(self, conn: Connection, **kwargs: Any) -> None:  # noqa: ANN401 - an event's arguments
+        if self._closed or self._stopping is not None:
+            conn.close()
+            return
+        if conn.id not in self.conns:
+            self._runner.opened(conn)
+            conn.is_open = True
+        super()._on_connection_ready(conn, **kwargs)
+        self._connecting.pop(conn.id, None)
+        if self._neighbours is not None:
+            self._neighbours.start()
+
+    def _on_connection_close(self, conn: Connection, **kwargs: Any) -> None:  # noqa: ANN401 - an event's arguments
+        if self._connecting.get(conn.id) is conn:
+            del self._connecting[conn.id]
+        self._lose(conn)
+        if self._closed or self.conns.get(conn.id, conn) is not conn:
+            # Ours, or a second connection to the same nsqd: pynsq would forget the first, which lives.
+            if self.conns.get(conn.id) is conn:
+                del self.conns[conn.id]
+            return
+        super()._on_connection_close(conn, **kwargs)
+        given = [checks.tcp_address("nsqd_tcp_addresses", address) for address in self.nsqd_tcp_addresses]
+        if self.lookupd_http_addresses and (conn.host, conn.port) in given:
+            # pynsq leaves these to nsqlookupd, which may never have heard of them.
+            self.io_loop.call_later(_RECONNECT_PAUSE, self.connect_to_nsqd, conn.host, conn.port)
+
+    def _lose(self, conn: Connection) -> None:
+        if conn.is_open:
+            conn.is_open = False
+            self._runner.lost(conn)
+
+    def _on_connection_error(self, conn: nsq.AsyncConn, error: Exception, **kwargs: Any) -> None:  # noqa: ANN401
+        text = error.args[0] if error.args else b""
+        if isinstance(text, bytes) and text.startswith((b"E_FIN_FAILED", b"E_REQ_FAILED", b"E_TOUCH_FAILED")):
+            # An answer came after nsqd's timeout. The connection is well, and the message comes again.
+            if text.startswith(b"E_FIN_FAILED"):
+                self._runner.fin_failed()
+            logger.info("[%s:%s] %s", conn.id, self.name, text.decode("utf-8", "replace"))
+            return
+        super()._on_connection_error(conn, error, **kwargs)
+
+    def giving_up(self, message: Any) -> None:  # noqa: ANN401 - pynsq's signature
+        """Called once per message, when it failed ``max_tries`` times; see `nsq.Reader.giving_up`."""
+        logger.warning("[%s] giving up on message %r after %d tries", self.name, message.id, self.max_tries)
+
+    def set_max_in_flight(self, max_in_flight: int) -> None:
+        """Change ``max_in_flight`` from now on; 0 pauses the reader. See `nsq.Reader.set_max_in_flight`."""
+        super().set_max_in_flight(max_in_flight)
+        if self.backoff_block:
+            return
+        # pynsq gives no RDY to a connection that has messages in flight, and does not come back to it: after a
+        # short pause it would stay without for ever.
+        testing = self.backoff_timer.get_interval()
+        limit = min(max_in_flight, 1) if testing else max_in_flight
+        for conn in self.conns.values():
+            if conn.rdy == 0 and self.total_rdy < limit:
+                self._send_rdy(conn, max(1, limit // len(self.conns)))
+
+    def is_starved(self) -> bool:
+        """Whether messages that a handler collects should be answered now; see `nsq.Reader.is_starved`.
+
+        Also if their other copies, which wait for that answer, may keep all others from coming.
+        """
+        return super().is_starved() or self._runner.starved()
+
+    # -- stopping --------------------------------------------------------------------------------
+
+    async def stop(self, timeout: float = 30) -> int:  # noqa: ASYNC109 - what is left is counted, not cancelled
+        """Stop gracefully: take no more messages, wait until those in flight are answered, close.
+
+        Args:
+            timeout: seconds to wait, 0 or more.
+
+        Returns:
+            Number of deliveries left unanswered: 0 if all were answered in time.
+        """
+        checks.number("timeout", timeout, 0)
+        if self._stopping is None:
+            self._stopping = asyncio.ensure_future(self._drain(timeout))
+        return await asyncio.shield(self._stopping)
+
+    async def _drain(self, timeout: float) -> int:  # noqa: ASYNC109 - see stop
+        self._stop_timers()
+        for conn in list(self._connecting.values()):
+            conn.close()
+        conns = list(self.conns.values())
+        agreed = [conn.say_goodbye() for conn in conns]
+        self._runner.drain()
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.gather(*agreed)
+                await self._runner.idle()
+                await asyncio.gather(*(conn.drain() for conn in conns))
+        except TimeoutError:
+            logger.warning("[%s] stopped with %d messages unanswered", self.name, self._runner.in_flight())
+        left = self._runner.in_flight()
+        self.close()
+        return left
+
+    def close(self) -> None:
+        """Close at once: what is in flight stays unanswered, and nsqd gives it out again. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._stop_timers()
+        self._runner.close()
+        for conn in [*self.conns.values(), *self._connecting.values()]:
+            if conn.rdy_timeout is not None:
+                self.io_loop.remove_timeout(conn.rdy_timeout)
+                conn.rdy_timeout = None
+            conn.close()
+            # Its close event comes in the next turn of the loop; until then no handler may start.
+            self._lose(conn)
+
+    def _stop_timers(self) -> None:
+        for periodic in (self.redist_periodic, self.query_periodic):
+            if periodic is not None:
+                periodic.stop()
+        if self._poll_start is not None:
+            self.io_loop.remove_timeout(self._poll_start)
+            self._poll_start = None
+        if self._neighbours is not None:
+            self._neighbours.stop()
+
+
+def live_readers() -> list[DedupeReader]:
+    """All readers of this process that were not closed."""
+    return [reader for reader in _readers if not reader._closed]  # noqa: SLF001 - its own module

@@ -1,0 +1,350 @@
+"""Runs handlers for a reader: messages in, answers out, in slices that let the event loop breathe.
+
+The state machine decides; this file carries out. It calls the reader's hooks as pynsq does, makes sense of
+whatever a handler returns, and writes the answers with one flush per connection and slice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+import nsq
+import nsq.event
+
+from nsqdedupe.clock import monotonic
+from nsqdedupe.connection import Connection
+from nsqdedupe.deduper import Deduper
+from nsqdedupe.delivery import Delivery, Outcome, Source, State
+from nsqdedupe.errors import KeyExtractionError
+from nsqdedupe.handling import Handling, Hooks
+from nsqdedupe.message import Message
+from nsqdedupe.metrics import Events, Stats, Tally, snapshot
+from nsqdedupe.places import Places
+
+logger = logging.getLogger(__name__)
+
+SLICE = 0.008
+"""Seconds of one turn of the event loop that may go to handlers; one that runs longer ends its turn."""
+
+TICK = 0.25
+"""Seconds between looks at leases and sockets; less where the message timeout is short."""
+
+BACKLOG = 8 << 20
+"""Bytes read and not yet handled at which reading pauses. Until then heartbeats are never kept waiting."""
+
+
+class ReaderLike(Hooks, Protocol):
+    """What is needed of the reader: pynsq's own names."""
+
+    max_in_flight: int
+    total_rdy: int
+    conns: dict[str, Any]
+    backoff_timer: nsq.BackoffTimer
+    backoff_block: bool
+    backoff_block_completed: bool
+
+    def _maybe_update_rdy(self, conn: Any) -> None: ...  # noqa: ANN401
+    def _send_rdy(self, conn: Any, value: int) -> None: ...  # noqa: ANN401
+
+
+class Runner:
+    """Runs the handlers of one reader. Everything but the answers happens on the loop's thread.
+
+    Args:
+        reader: whose hooks are called, and whose RDY and backoff are kept.
+
+        fingerprint: makes a message's fingerprint; None: nothing is de-duplicated.
+
+        make_deduper: makes the state machine; gets this runner as its port, and the counters.
+    """
+
+    def __init__(
+        self,
+        reader: ReaderLike,
+        fingerprint: Callable[[Message], bytes] | None,
+        make_deduper: Callable[[Runner, Events], Deduper],
+    ) -> None:
+        self._reader = reader
+        self._fingerprint = fingerprint
+        self._events = Events()
+        self._tallies: dict[str, Tally] = {}
+        self._deduper = make_deduper(self, self._events)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+        self._turn_ends: float | None = None
+        self._more = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._ticker: asyncio.TimerHandle | None = None
+        self._ticked_at = monotonic()
+        self._tick_every = TICK
+        self._backlog = 0
+        self._stalled: list[Connection] = []
+        self._places = Places()
+        self.handling = Handling(
+            reader, self._places, answer=self._answer, touch=self._touch, retry_delay=self._deduper.requeue_delay
+        )
+        """Whom messages answer to."""
+        self.run = self.handling.run
+        self.give_up = self.handling.give_up
+        self._woken = False
+        self._closed = False
+        self._idle: asyncio.Future[None] | None = None
+
+    # -- what the reader tells -------------------------------------------------------------------
+
+    def start(self) -> None:
+        """The event loop runs, on this thread."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+
+    def opened(self, conn: Connection) -> None:
+        """A connection is ready."""
+        tally = self._tallies.setdefault(conn.id, Tally())
+        # An nsqd that does not negotiate has its default.
+        conn.source = Source(tally, conn.identity.get("msg_timeout", 60_000) / 1000)
+        self._tick_every = min(self._tick_every, conn.source.msg_timeout / 8)
+        self._deduper.opened(conn.source)
+        if self._ticker is None and self._loop is not None:
+            self._ticker = self._loop.call_later(self._tick_every, self._tick)
+
+    def lost(self, conn: Connection) -> None:
+        """A connection that was ready is closed."""
+        if conn in self._stalled:
+            self._stalled.remove(conn)
+        self._deduper.lost(conn.source)
+        self.wake()
+
+    def drain(self) -> None:
+        """The reader is about to stop: nobody may wait for an owner elsewhere any more."""
+        self._deduper.drain()
+        self._flush()
+
+    async def idle(self) -> None:
+        """Return when every delivery has been answered, or nothing more can be."""
+        while self.in_flight() and not self._closed:
+            if self._idle is None:
+                self._idle = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._idle)
+
+    def close(self) -> None:
+        """Answer what handlers have answered, and look after nothing any more."""
+        self._deduper.settle()
+        self._closed = True
+        self._flush()
+        for timer in (self._timer, self._ticker):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._ticker = None
+
+    def in_flight(self) -> int:
+        """Deliveries that are still open."""
+        return sum(tally.in_flight for tally in self._tallies.values())
+
+    def stats(self) -> Stats:
+        """A snapshot of the counters."""
+        return snapshot(self._events, self._tallies)
+
+    def fin_failed(self) -> None:
+        """Nsqd refused a FIN."""
+        self._events.fin_failed += 1
+
+    # -- messages in -----------------------------------------------------------------------------
+
+    def receive(self, conn: Connection, messages: list[Message], size: int) -> bool:
+        """Take a batch; False: read no more from this connection until `Connection.read_on`."""
+        if conn.said_goodbye:
+            self._send_back(conn, messages)
+            return True
+        source, since, prefix = conn.source, conn.seen_empty, conn.owner_prefix
+        fingerprint = self._fingerprint
+        for message in messages:
+            message.source = source
+            message.since = since
+            if fingerprint is not None:
+                message.owner = prefix + message.id
+                try:
+                    message.fingerprint = fingerprint(message)
+                except KeyExtractionError as error:
+                    self._events.key_errors += 1
+                    logger.debug("[%s] message %r is handled unprotected: %s", conn.id, message.id, error)
+        self._reader._maybe_update_rdy(conn)  # noqa: SLF001 - pynsq's, checked at start
+        self._deduper.take(messages)
+        reader = self._reader
+        if reader.backoff_timer.interval and not reader.backoff_block:
+            self._look_at_test(conn, messages)
+        self._backlog += size
+        self._work()
+        if self._more and self._backlog > BACKLOG:
+            self._stalled.append(conn)
+            return False
+        return True
+
+    def _send_back(self, conn: Connection, messages: list[Message]) -> None:
+        """Nsqd may send one more message after it agreed to send none: it goes to somebody else at once."""
+        for message in messages:
+            conn.source.tally.received += 1
+            conn.source.tally.deferred += 1
+            conn.send(nsq.protocol.requeue(message.id, 0))
+
+    def _look_at_test(self, conn: Connection, messages: list[Message]) -> None:
+        """If what was to end a backoff says nothing about the handler, let the next connection try too.
+
+        This one keeps its RDY 1, so that a backlog of duplicates drains; else messages behind it would
+        wait for the other connection, which may be idle.
+        """
+        conns = list(self._reader.conns.values())
+        if conn not in conns or any(message.state is State.READY for message in messages):
+            return
+        here = conns.index(conn)
+        for other in conns[here + 1 :] + conns[:here]:
+            if other.rdy == 0:
+                self._reader._send_rdy(other, 1)  # noqa: SLF001 - pynsq's, checked at start
+                return
+
+    # -- turns of the loop -----------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Run handlers for what is left of this turn's slice; the next turn goes on."""
+        loop = self._loop
+        if self._more or loop is None:
+            return
+        now = monotonic()
+        if self._turn_ends is None:
+            self._turn_ends = now + SLICE
+            loop.call_soon(self._next_turn)
+        elif now >= self._turn_ends:
+            self._more = True
+            return
+        self.handling.look_at_hooks()
+        try:
+            self._more = self._deduper.work(self._turn_ends)
+        finally:
+            self._flush()
+        if not self._more:
+            self._backlog = 0
+            stalled, self._stalled = self._stalled, []
+            for conn in stalled:
+                loop.call_soon(conn.read_on)
+        self._set_timer()
+
+    def _next_turn(self) -> None:
+        self._turn_ends = None
+        if self._more:
+            self._more = False
+            self._work()
+
+    def _flush(self) -> None:
+        for conn in self._reader.conns.values():
+            conn.flush()
+        if self._idle is not None and (self._closed or not self.in_flight()):
+            self._idle.set_result(None)
+            self._idle = None
+
+    def _set_timer(self) -> None:
+        """Come back when a copy whose owner is elsewhere wants to ask again."""
+        due = self._deduper.next_poll()
+        if due is not None and self._timer is None and self._loop is not None:
+            self._timer = self._loop.call_later(max(0.0, due - monotonic()), self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._work()
+
+    def _tick(self) -> None:
+        if self._loop is None:
+            return
+        self._ticker = self._loop.call_later(self._tick_every, self._tick)
+        for conn in self._reader.conns.values():
+            conn.look(self._ticked_at)
+        self._ticked_at = monotonic()
+        self._deduper.tick()
+        self._work()
+
+    # -- what the state machine wants (its Port) -------------------------------------------------
+
+    def finish(self, deliveries: Sequence[Delivery], /, *, ran: bool) -> None:
+        """Queue FINs, each after the RDY commands that a success brings about."""
+        reader = self._reader
+        for message in cast("Sequence[Message]", deliveries):
+            conn = message.conn
+            if ran and (reader.backoff_timer.interval or not reader.backoff_block_completed):
+                self._tell(conn, nsq.event.RESUME)
+            if message.counted:
+                self._places.leave(message)
+            conn.fins.append(message.id)
+
+    def requeue(self, delivery: Delivery, delay: float, /, *, ran: bool) -> None:
+        """Queue a REQ, after the RDY commands that a failure brings about."""
+        message = cast("Message", delivery)
+        conn = message.conn
+        if ran:
+            self._tell(conn, nsq.event.BACKOFF if message.backoff else nsq.event.CONTINUE)
+        self._places.leave(message)
+        if not conn.closed():
+            conn.send(nsq.protocol.requeue(message.id, math.ceil(delay * 1000)))
+
+    def _tell(self, conn: Connection, event: str) -> None:
+        """Let the backoff take note; the answer goes out even if a hook of the application breaks there."""
+        try:
+            conn.trigger(event, conn=conn)
+        except Exception:
+            logger.exception("[%s:%s] a hook failed on %s", conn.id, self._reader.name, event)
+
+    def hold(self, delivery: Delivery, /) -> None:
+        """Let a copy that waits count as in flight."""
+        self._places.hold(cast("Message", delivery))
+
+    def abandon(self, delivery: Delivery, /) -> None:
+        """Let the connection forget a message that will not be answered."""
+        self._places.leave(cast("Message", delivery))
+
+    def starved(self) -> bool:
+        """Whether handlers must answer before anything else can come; see `Places.all_held`."""
+        return self._fingerprint is not None and self._places.all_held(self._reader.conns.values())
+
+    def wake(self) -> None:
+        """Work in the next turn of the loop."""
+        if self._loop is not None and not self._woken and not self._loop.is_closed():
+            self._woken = True
+            self._loop.call_soon(self._on_wake)
+
+    def _on_wake(self) -> None:
+        self._woken = False
+        self._work()
+
+    def waiting_limit(self) -> int:
+        """Half of the RDY now given, so that copies that wait never starve new work."""
+        return self._reader.total_rdy // 2
+
+    def paused(self) -> bool:
+        """Whether the application paused the reader."""
+        return self._reader.max_in_flight == 0
+
+    # -- answers of handlers, from any thread ----------------------------------------------------
+
+    def _touch(self, message: Message) -> None:
+        self._on_loop(self._take_touch, message)
+
+    def _take_touch(self, message: Message) -> None:
+        self._deduper.touch(message)
+        if not message.conn.closed():
+            message.conn.send(nsq.protocol.touch(message.id))
+
+    def _answer(self, message: Message, outcome: Outcome, delay: float | None) -> None:
+        self._on_loop(self._take_answer, message, outcome, delay)
+
+    def _take_answer(self, message: Message, outcome: Outcome, delay: float | None) -> None:
+        # At once, not when the batch is settled: the next handler may ask how many are in flight.
+        self._places.leave(message)
+        self._deduper.answer(message, outcome, delay)
+
+    def _on_loop(self, call: Callable[..., None], *args: Any) -> None:  # noqa: ANN401 - passed on
+        if self._loop is None or threading.get_ident() == self._thread:
+            call(*args)
+        else:
+            self._loop.call_soon_threadsafe(call, *args)
