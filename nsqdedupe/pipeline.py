@@ -1,0 +1,238 @@
+"""`Pipeline`: one nsqd to publish to. Its connection is kept up; its answers come in the order of the commands."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import nsq
+import nsq.event
+
+from nsqdedupe import checks
+from nsqdedupe.commands import CommandQueue
+from nsqdedupe.connection import Connection
+
+logger = logging.getLogger(__name__)
+
+SHORTEST_PAUSE = 0.1
+LONGEST_PAUSE = 60.0
+"""Seconds between two attempts to connect: the pause doubles from about one to about the other, with jitter."""
+
+UNKNOWN = "(outcome unknown)"
+"""Ends a reason when the command may have been carried out for all we know."""
+
+
+class Ticket(Protocol):
+    """Who sent a command and learns what came of it: one of the two is called, once."""
+
+    def acknowledged(self, pipeline: Pipeline) -> None:
+        """Nsqd answered OK."""
+        ...
+
+    def failed(self, pipeline: Pipeline, reason: str, *, again: bool) -> None:
+        """It did not; ``again``: the command was certainly not carried out and may be sent here once more."""
+        ...
+
+
+class Pipeline:
+    """Sends commands to one nsqd as fast as they come, and hands out its answers.
+
+    Once started it connects, and connects again whenever the connection is lost, until it is closed.
+    A connection is given up when nsqd owes something (an answer, or to become ready) and is silent for
+    too long, or sends no heartbeat.
+
+    Args:
+        address: ``host:port`` of the nsqd.
+
+        options: for `nsq.AsyncConn`.
+
+        timeout: seconds that an attempt to connect may take.
+
+        patience: asked for the seconds of silence after which answers that are owed are given up.
+
+        changed: called when `ready` has changed.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        options: Mapping[str, Any],
+        *,
+        timeout: float,
+        patience: Callable[[], float],
+        changed: Callable[[], None],
+    ) -> None:
+        self.address = address
+        self.endpoint = checks.tcp_address("nsqd_tcp_addresses", address)
+        self.ready = False
+        """It takes commands."""
+        self.trouble = "no answer yet"
+        """Why it is not ready."""
+        self._options = options
+        self._timeout = timeout
+        self._patience = patience
+        self._changed = changed
+        self._conn: _Connection | None = None
+        self._commands: CommandQueue[Ticket] = CommandQueue(lambda _: None)
+        self._heard = 0.0
+        """When it last sent something, or began to owe something."""
+        self._failures = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop
+
+    def start(self) -> None:
+        """Connect, on the running loop, and stay connected."""
+        self._loop = asyncio.get_running_loop()
+        self._connect()
+
+    def send(self, command: bytes, ticket: Ticket) -> bool:
+        """Send a command, in one write with all others of this turn of the loop. False: it cannot be sent."""
+        conn = self._conn
+        if conn is None or conn.stream.closed():
+            return False
+        if not self._commands.owed:
+            self._heard = self._loop.time()
+        self._commands.put(command, ticket)
+        return True
+
+    def close(self) -> None:
+        """Close at once. Idempotent. The answers that were owed are not reported any more."""
+        conn, self._conn = self._conn, None
+        self.ready = False
+        self._commands.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+        if conn is not None:
+            conn.close()
+
+    # -- the connection --------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        # Neither is called: nsqd sends messages to subscribers only.
+        conn = _Connection(*self.endpoint, make_message=lambda *_: None, receive=lambda *_: True, **self._options)
+        conn.on(nsq.event.IDENTIFY_RESPONSE, self._on_identified)
+        conn.on(nsq.event.READY, self._on_ready)
+        conn.on(nsq.event.RESPONSE, self._on_response)
+        conn.on(nsq.event.HEARTBEAT, self._on_heartbeat)
+        conn.on(nsq.event.ERROR, self._on_error)
+        conn.on(nsq.event.CLOSE, self._on_close)
+        self._conn = conn
+        self._commands = CommandQueue(conn.send)
+        self._heard = self._loop.time()
+        self._watch_on()
+        try:
+            conn.connect()
+        except (OSError, TypeError, ValueError) as error:  # no more sockets; a host that cannot be a name
+            self._on_close(conn, error)
+
+    def _on_identified(self, data: Mapping[str, Any], **_: Any) -> None:  # noqa: ANN401 - an event's arguments
+        for option in ("tls_v1", "snappy", "deflate"):
+            if self._options.get(option) and not data.get(option):
+                logger.warning("[%s] nsqd does not offer %s: going on without", self.address, option)
+
+    def _on_ready(self, conn: _Connection) -> None:
+        if conn is not self._conn:
+            conn.close()  # given up while its TLS handshake ran: pynsq cannot be stopped there
+            return
+        if self._failures:
+            logger.info("[%s] connected again", self.address)
+        self._failures = 0
+        self._heard = self._loop.time()
+        self.ready = True
+        self._changed()
+
+    def _watch_on(self) -> None:
+        # Often enough for what is sent next. One turn later: after a blocked loop, read before judging.
+        self._timer = self._loop.call_later(self._timeout / 4, self._loop.call_soon, self._watch)
+
+    def _watch(self) -> None:
+        """Give the connection up if it has been silent for too long."""
+        conn = self._conn
+        if conn is None:
+            return
+        silence = self._loop.time() - self._heard
+        if not self.ready:
+            limit = self._timeout
+        elif self._commands.owed:
+            limit = self._patience()
+        else:
+            limit = 2 * conn.heartbeat_interval / 1000
+        if silence < limit:
+            self._watch_on()
+        else:
+            said = f"no answer for {silence:.2g} s"
+            self._lose(said, f"{said} {UNKNOWN}")
+
+    def _on_close(self, conn: _Connection, error: Exception | None = None) -> None:
+        if conn is not self._conn:
+            return
+        cause = getattr(conn.stream, "error", None) or error
+        trouble = getattr(cause, "strerror", None) or str(cause)
+        if cause is None or trouble == "failed to unpack size":  # pynsq's words for it
+            trouble = "connection closed by nsqd"
+        self._lose(trouble, f"connection closed before its answer {UNKNOWN}")
+
+    def _lose(self, trouble: str, reason: str, *, refused: bool = False) -> None:
+        """Give the connection up and connect anew later; commands that were not answered failed for this reason.
+
+        If ``refused``, that is only the first: nsqd carries out nothing of what came behind an error.
+        """
+        if self.ready or not self._failures:
+            logger.warning("[%s] cannot publish to this nsqd: %s; connecting again", self.address, trouble)
+        sent, held = self._commands.clear()
+        was_ready = self.ready
+        self.close()
+        self.trouble = trouble
+        longest = min(LONGEST_PAUSE, 2 * SHORTEST_PAUSE * 2.0 ** min(self._failures, 20))
+        self._failures += 1
+        self._timer = self._loop.call_later(random.uniform(longest / 2, longest), self._connect)
+        if was_ready:
+            self._changed()
+        for number, ticket in enumerate(sent):
+            ticket.failed(self, reason, again=refused and number > 0)
+        for ticket in held:
+            ticket.failed(self, reason, again=True)
+
+    # -- answers ---------------------------------------------------------------------------------
+
+    def _on_response(self, conn: _Connection, data: bytes) -> None:
+        if conn is not self._conn or not self.ready:
+            return  # a late answer, or one to the negotiation
+        self._heard = self._loop.time()
+        if data == b"OK" and self._commands.owed:
+            self._commands.take().acknowledged(self)
+        else:
+            said = f"unexpected answer {data[:40]!r}"
+            self._lose(said, f"{said} {UNKNOWN}")
+
+    def _on_heartbeat(self, **_: Any) -> None:  # noqa: ANN401 - an event's arguments
+        self._heard = self._loop.time()
+
+    def _on_error(self, conn: _Connection, error: Exception) -> None:
+        said = error.args[0] if error.args else None
+        if conn is not self._conn or not isinstance(said, bytes):
+            self._on_close(conn, error)
+            return
+        text = said.decode("utf-8", "replace")
+        self._lose(text, text, refused=True)
+
+
+class _Connection(Connection):
+    """Hears nsqd out before it ends, and says why TLS cannot start."""
+
+    socket: Any
+
+    def upgrade_to_tls(self, options: Mapping[str, Any] | None = None) -> None:
+        try:
+            super().upgrade_to_tls(options)  # type: ignore[misc]
+        except Exception as error:  # noqa: BLE001 - whatever the options lead to, a file that is not there for one
+            self.stream = None  # type: ignore[assignment]  # as pynsq has it during the upgrade: nothing is read
+            self.socket.close()
+            self.trigger(nsq.event.ERROR, conn=self, error=nsq.protocol.SendError("cannot start TLS", error))
+
+    def send(self, data: bytes) -> Any:  # noqa: ANN401 - pynsq's signature
+        """As usual, but after the end nothing is sent and nothing raised: a heartbeat may have come with it."""
+        return None if self.stream.closed() else super().send(data)
