@@ -1,0 +1,215 @@
+"""A server process on 127.0.0.1 with its own ports, directory and log: what `local_nsq` builds on (Linux).
+
+It keeps ports and data over a restart, and dies with the process that started it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar, Self
+from urllib.parse import urlencode
+
+from nsqdedupe.errors import DedupeError
+
+HOST = "127.0.0.1"
+START_DEADLINE = 15.0
+"""Seconds a server has to answer /ping; it needs about 0.02, so this is for a machine under load."""
+
+# The kernel kills a server when the thread that forked it ends: hence one thread that lives as long as
+# this process. The signal is asked for by a program that then becomes the server, not by a preexec_fn,
+# which is unsafe once a process has threads. A parent that died before the request is seen in getppid.
+_spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nsq-spawner")
+_BECOME = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class LocalServerError(DedupeError):
+    """A local server did not start, died, or refused a request; the text has the last lines of its log."""
+
+
+def _reserve_port() -> socket.socket:
+    """Hold a free port for as long as the socket is open.
+
+    Bound but never listening, it keeps the port from being given to anybody else, also while the server
+    is down, yet lets the server itself listen (Go, too, sets SO_REUSEADDR).
+    """
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind((HOST, 0))
+    return holder
+
+
+class LocalServer:
+    """What nsqd and nsqlookupd have in common.
+
+    Args:
+        binary: the program.
+
+        flags: further command line flags, for example ``"--msg-timeout=1s"``. They win over ours.
+
+        directory: where its log (and nsqd's data) lie; made if need be, and kept. None: a temporary one,
+            removed by `close`.
+    """
+
+    program: ClassVar[str]
+
+    def __init__(self, binary: Path, *flags: str, directory: Path | None = None) -> None:
+        self._binary = binary
+        self._flags = flags
+        self._temporary = directory is None
+        self.directory = Path(tempfile.mkdtemp(prefix=f"{self.program}-")) if directory is None else directory
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.log_path = self.directory / f"{self.program}.log"
+        self._holders = _reserve_port(), _reserve_port()
+        self.tcp_port, self.http_port = (int(holder.getsockname()[1]) for holder in self._holders)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def tcp_address(self) -> str:
+        """``host:port`` for clients; the same over restarts."""
+        return f"{HOST}:{self.tcp_port}"
+
+    @property
+    def http_address(self) -> str:
+        """``host:port`` of its HTTP interface; the same over restarts."""
+        return f"{HOST}:{self.http_port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Its process, or None while it is down."""
+        return self._process.pid if self.alive and self._process else None
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> Self:
+        """Start it and wait until it answers; does nothing while it runs.
+
+        Raises:
+            LocalServerError: it ended (a bad flag, a port taken) or did not answer in time.
+        """
+        if self.alive:
+            return self
+        command = [str(self._binary), *self._own_flags(), *self._flags]
+        launch = [sys.executable, "-I", "-S", "-c", _BECOME, str(os.getpid()), *command]
+        with self.log_path.open("ab") as log:
+            self._process = _spawner.submit(
+                subprocess.Popen, launch, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory
+            ).result()
+        deadline = time.monotonic() + START_DEADLINE
+        while not self._answers():
+            if not self.alive:
+                raise self._failed(f"ended with {self._process.returncode} instead of starting")
+            if time.monotonic() > deadline:
+                self.kill()
+                raise self._failed(f"did not answer within {START_DEADLINE:g} s")
+            time.sleep(0.005)
+        return self
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """End it with SIGTERM (nsqd then writes its queues to disk), after ``timeout`` seconds with SIGKILL."""
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def kill(self) -> None:
+        """End it at once with SIGKILL: what nsqd held in memory alone is gone."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+
+    def restart(self) -> Self:
+        """Stop it, if it runs, and start it again on the same ports with the same data."""
+        self.stop()
+        return self.start()
+
+    def close(self) -> None:
+        """Stop it for good, free its ports and remove its directory if it is a temporary one."""
+        self.stop()
+        for holder in self._holders:
+            holder.close()
+        if self._temporary:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The last lines of its log, those of earlier starts included."""
+        try:
+            log = self.log_path.read_text(errors="replace").splitlines()
+        except FileNotFoundError:
+            return ""
+        # A refused flag is followed by 150 lines that explain all others: they would hide it.
+        return "\n".join([line for line in log if not line.startswith(("  -", "    \t"))][-lines:])
+
+    def request(self, method: str, path: str, body: bytes | None = None, **query: str | None) -> Any:  # noqa: ANN401 - JSON
+        """Ask its HTTP interface; query parameters that are None are left out.
+
+        Returns:
+            The parsed JSON of the answer, or None where the answer is empty or plain text.
+
+        Raises:
+            LocalServerError: it said no.
+            OSError: it cannot be reached.
+        """
+        given = {name: value for name, value in query.items() if value is not None}
+        # Not urllib.request: that would send a request for this machine through a configured proxy.
+        connection = http.client.HTTPConnection(HOST, self.http_port, timeout=10)
+        try:
+            connection.request(method, f"{path}?{urlencode(given)}", body)
+            answer = connection.getresponse()
+            payload = answer.read()
+        except http.client.HTTPException as error:
+            raise ConnectionError(f"{self.program}: {error!r}") from error
+        finally:
+            connection.close()
+        if answer.status != http.client.OK:
+            raise self._failed(f"answered {answer.status} to {method} {path}: {payload.decode(errors='replace')}")
+        return json.loads(payload) if payload.startswith(b"{") else None
+
+    def _own_flags(self) -> list[str]:
+        return [
+            f"--tcp-address={self.tcp_address}",
+            f"--http-address={self.http_address}",
+            f"--broadcast-address={HOST}",
+        ]
+
+    def _answers(self) -> bool:
+        try:
+            self.request("GET", "/ping")
+        except (OSError, LocalServerError):
+            return False
+        return True
+
+    def _failed(self, what: str) -> LocalServerError:
+        return LocalServerError(
+            f"{self.program} on {self.http_address} {what}\nlast lines of its log:\n{self.log_tail()}"
+        )
