@@ -1,0 +1,73 @@
+"""Fixtures that every test may use. A server that cannot be had is an error, never a skip."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+from servers import Servers
+
+from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
+
+FAILED = pytest.StashKey[bool]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "nsqd_flags(*flags): command line flags for each nsqd that a fixture starts")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let fixtures see, when they end, whether their test failed."""
+    report = yield
+    if report.failed:
+        item.stash[FAILED] = True
+    return report
+
+
+@pytest.fixture
+def servers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Servers]:
+    """For a test that needs other servers than the fixtures below: `servers.nsqd(...)`, `servers.lookupd()`."""
+    room = Servers(tmp_path / "servers")
+    yield room
+    room.close(failed=request.node.stash.get(FAILED, False))
+
+
+@pytest.fixture
+def lookupd(servers: Servers) -> Nsqlookupd:
+    """An nsqlookupd."""
+    return servers.lookupd()
+
+
+@pytest.fixture
+def nsqd(request: pytest.FixtureRequest, servers: Servers) -> Nsqd:
+    """An nsqd that is registered nowhere."""
+    return servers.nsqd(*_flags(request))
+
+
+@pytest.fixture
+def nsqd_pair(request: pytest.FixtureRequest, servers: Servers, lookupd: Nsqlookupd) -> tuple[Nsqd, Nsqd]:
+    """Two nsqds, both registered with `lookupd`."""
+    flags = _flags(request)
+    return servers.nsqd(*flags, lookupds=[lookupd]), servers.nsqd(*flags, lookupds=[lookupd])
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic name of this test's own, in which the test can be recognised."""
+    readable = re.sub(r"\W+", "-", request.node.name).removeprefix("test_")
+    return f"{readable[:48]}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def channel(topic: str) -> str:
+    """A channel name of this test's own."""
+    return f"ch-{topic[-8:]}"
+
+
+def _flags(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    marker = request.node.get_closest_marker("nsqd_flags")
+    return marker.args if marker else ()

@@ -1,0 +1,53 @@
+"""A consumer in a process of its own, so that it can be killed.
+
+Usage: consumer_process.py JOURNAL OPTIONS, where OPTIONS is JSON: those of DedupeReader that JSON can say, and
+
+    mode: "handle" (the default), "hang" (never answer) or "block" (never return)
+    pause: seconds that each handler run takes
+    timeout: that of nsqdedupe.run
+
+Each line of the journal is one fact, written at once: ``start BODY NSQD``, ``done BODY NSQD``, ``stopped``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import time
+from typing import Any
+
+import nsqdedupe
+
+
+def main() -> None:
+    journal = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    options = json.loads(sys.argv[2])
+    mode = options.pop("mode", "handle")
+    pause = options.pop("pause", 0)
+    timeout = options.pop("timeout", 30)
+    logging.basicConfig(level=logging.INFO)
+
+    def note(*words: str) -> None:
+        os.write(journal, " ".join(words).encode() + b"\n")
+
+    async def handle(message: Any) -> bool:
+        about = message.body.decode(), str(message.conn.id)
+        note("start", *about)
+        if mode == "hang":
+            await asyncio.Event().wait()
+        if mode == "block":
+            time.sleep(600)  # noqa: ASYNC251 - that is what a handler does that must be killed
+        await asyncio.sleep(pause)
+        note("done", *about)
+        return True
+
+    reader = nsqdedupe.DedupeReader(message_handler=handle, key=nsqdedupe.BODY, output_buffer_timeout=25, **options)
+    nsqdedupe.run(timeout=timeout)
+    note("stopped", str(reader.stats.in_flight))
+
+
+if __name__ == "__main__":
+    main()

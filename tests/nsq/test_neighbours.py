@@ -1,0 +1,267 @@
+"""Other consumers of a channel are noticed: an embedded store cannot see what goes to them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import nsq
+import pytest
+from consumers import PATIENCE, Seen, consuming, on_loop
+from servers import eventually_async
+
+from nsqdedupe import BODY, DedupeReader, MemoryStore, Store, Traits
+from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
+from nsqdedupe.neighbours import Neighbours
+
+Pair = tuple[Nsqd, Nsqd]
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsqdedupe.neighbours.FIRST_LOOK", 0.3)
+    monkeypatch.setattr("nsqdedupe.neighbours.NEXT_LOOK", 0.05)
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """What each look found."""
+    found: list[bool] = []
+    look = Neighbours._look
+
+    async def noted(self: Neighbours) -> bool:
+        found.append(await look(self))
+        return found[-1]
+
+    monkeypatch.setattr(Neighbours, "_look", noted)
+    return found
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "nsqdedupe.neighbours" and record.levelno >= logging.WARNING
+    ]
+
+
+def test_a_foreign_consumer_is_told_of_once(
+    nsqd_pair: Pair, lookupd: Nsqlookupd, topic: str, channel: str, looks: list[bool], caplog: pytest.LogCaptureFixture
+) -> None:
+    for nsqd in nsqd_pair:
+        nsqd.create_channel(topic, channel)
+
+    async def main() -> None:
+        async with consuming(topic, channel, lambda _: True, lookupd) as reader:
+            await eventually_async(lambda: len(reader.conns) == 2)
+            await eventually_async(lambda: len(looks) >= 3)
+            assert warnings_in(caplog) == []
+            where = [lookupd.http_address]
+            foreign = nsq.Reader(topic, channel, lambda _: True, lookupd_http_addresses=where)
+            await eventually_async(lambda: len(foreign.conns) == 2)
+            await eventually_async(lambda: warnings_in(caplog))
+            assert looks[-1] is True
+            # It looks no more, so it cannot tell of it again.
+            assert reader._neighbours is not None
+            assert reader._neighbours._task is not None
+            await reader._neighbours._task
+            foreign.close()
+
+    on_loop(main())
+    (told,) = warnings_in(caplog)
+    assert f"{topic}/{channel} has 1 other client(s) on 127.0.0.1:" in told
+    assert looks.count(True) == 1
+
+
+def test_readers_that_share_a_store_are_no_strangers(
+    nsqd_pair: Pair, lookupd: Nsqlookupd, topic: str, channel: str, looks: list[bool], caplog: pytest.LogCaptureFixture
+) -> None:
+    for nsqd in nsqd_pair:
+        nsqd.create_channel(topic, channel)
+    store = MemoryStore(window=1000)
+
+    async def main() -> None:
+        async with (
+            consuming(topic, channel, lambda _: True, lookupd, store=store) as first,
+            consuming(topic, channel, lambda _: True, lookupd, store=store) as second,
+            consuming(topic, f"{channel}-other", lambda _: True, lookupd, store=store),
+        ):
+            await eventually_async(lambda: len(first.conns) == len(second.conns) == 2)
+            before = len(looks)
+            await eventually_async(lambda: len(looks) >= before + 9)
+
+    on_loop(main())
+    assert warnings_in(caplog) == []
+    assert set(looks) == {False}
+
+
+def test_readers_with_stores_of_their_own_are_strangers(
+    nsqd_pair: Pair, lookupd: Nsqlookupd, topic: str, channel: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with (
+            consuming(topic, channel, lambda _: True, lookupd),
+            consuming(topic, channel, lambda _: True, lookupd),
+        ):
+            for nsqd in nsqd_pair:
+                nsqd.create_channel(topic, channel)
+            await eventually_async(lambda: len(warnings_in(caplog)) == 2, PATIENCE)
+
+    on_loop(main())
+
+
+class Shared(MemoryStore):
+    """A store that says of itself that other processes see it."""
+
+    @property
+    def traits(self) -> Traits:
+        return super().traits._replace(shared=True)
+
+
+@pytest.mark.parametrize("store", [False, Shared(window=100)], ids=["none", "shared"])
+def test_where_nothing_can_be_missed_nobody_looks(
+    nsqd: Nsqd, topic: str, channel: str, store: Store | bool, looks: list[bool]
+) -> None:
+    async def main() -> None:
+        async with consuming(topic, channel, lambda _: True, [nsqd], store=store) as reader:
+            await eventually_async(lambda: reader.conns)
+            assert reader._neighbours is None
+
+    on_loop(main())
+    assert looks == []
+
+
+class Http:
+    """Answers GET with what it was given for a path, else with 404."""
+
+    def __init__(self) -> None:
+        self.pages: dict[str, bytes] = {}
+        self.asked: list[str] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await reader.readuntil(b"\r\n\r\n")
+        path = request.split()[1].decode()
+        self.asked.append(path)
+        page = self.pages.get(path.split("?")[0])
+        status = b"404 Not Found" if page is None else b"200 OK"
+        page = page or b""
+        writer.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (status, len(page), page))
+        writer.close()
+
+
+@contextlib.asynccontextmanager
+async def http_server(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[tuple[Http, int]]:
+    http = Http()
+    server = await asyncio.start_server(http.serve, host, port)
+    try:
+        yield http, server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+class Conn:
+    def __init__(self, host: str, port: int) -> None:
+        self.host, self.port, self.id = host, port, f"{host}:{port}"
+
+
+class Someone:
+    """As much of a reader as is looked at."""
+
+    def __init__(self, conn: Conn, *lookupds: str) -> None:
+        self.name = "someone"
+        self.topic = "topic"
+        self.channel = "channel"
+        self.conns = {conn.id: conn}
+        self.lookupd_http_addresses = list(lookupds)
+
+
+def stats(*counts: int | None) -> bytes:
+    return json.dumps({"topics": [{"channels": [{"client_count": count} for count in counts]}, {}]}).encode()
+
+
+def found_by(someone: Someone) -> Any:
+    return Neighbours(someone, lambda: [someone])._look()
+
+
+def test_the_http_port_comes_from_nsqlookupd() -> None:
+    async def main() -> None:
+        async with http_server() as (lookupd, lookupd_port), http_server() as (nsqd, http_port):
+            producers = [
+                {"broadcast_address": "127.0.0.1", "tcp_port": 9, "http_port": 9},
+                {"broadcast_address": "127.0.0.1", "tcp_port": 4150, "http_port": http_port},
+            ]
+            lookupd.pages["/lookup"] = json.dumps({"producers": producers}).encode()
+            nsqd.pages["/stats"] = stats(1, 2)
+            conn = Conn("127.0.0.1", 4150)
+            silent = f"http://127.0.0.1:{lookupd_port + 1 if lookupd_port < 65_000 else 1}"
+            assert await found_by(Someone(conn, silent, f"127.0.0.1:{lookupd_port}")) is True
+            assert await found_by(Someone(conn, f"http://127.0.0.1:{lookupd_port}/")) is True
+            nsqd.pages["/stats"] = stats(1, None)
+            assert await found_by(Someone(conn, f"127.0.0.1:{lookupd_port}")) is False
+            assert nsqd.asked[0] == "/stats?format=json&topic=topic&channel=channel"
+
+    on_loop(main())
+
+
+def free_port_before_another() -> int:
+    """A port whose successor is free as well."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as one:
+            port = int(one.getsockname()[1])
+            with contextlib.suppress(OSError, OverflowError), socket.create_server(("127.0.0.1", port + 1)):
+                return port
+
+
+def test_else_it_is_the_next_one_if_an_nsqd_says_so_there() -> None:
+    async def main() -> None:
+        port = free_port_before_another()
+        someone = Someone(Conn("127.0.0.1", port))
+        assert await found_by(someone) is False, "nobody answers"
+        async with http_server(port=port + 1) as (nsqd, _):
+            nsqd.pages["/stats"] = stats(2)
+            assert await found_by(someone) is False, "whoever answers there is no nsqd"
+            nsqd.pages["/info"] = json.dumps({"tcp_port": port + 7}).encode()
+            assert await found_by(someone) is False, "it is another nsqd"
+            nsqd.pages["/info"] = json.dumps({"tcp_port": port}).encode()
+            assert await found_by(someone) is True
+            for nonsense in (b"", b"[]", b"not JSON", b'{"topics": null}', b'{"topics": [{"channels": null}]}'):
+                nsqd.pages["/stats"] = nonsense
+                assert await found_by(someone) is False
+
+    on_loop(main())
+
+
+def test_a_reader_that_is_not_connected_there_has_no_neighbours_there() -> None:
+    async def main() -> None:
+        port = free_port_before_another()
+        async with http_server(port=port + 1) as (nsqd, _):
+            nsqd.pages["/info"] = json.dumps({"tcp_port": port}).encode()
+            nsqd.pages["/stats"] = stats(5)
+            someone = Someone(Conn("127.0.0.1", port))
+            other = Someone(Conn("127.0.0.1", port))
+            other.channel = "another"
+            assert await Neighbours(someone, lambda: [other])._look() is False
+            assert await Neighbours(someone, lambda: [someone, someone])._look() is True
+
+    on_loop(main())
+
+
+def test_a_reader_that_is_closed_stops_looking(nsqd: Nsqd, topic: str, channel: str, looks: list[bool]) -> None:
+    async def main() -> None:
+        async with consuming(topic, channel, Seen().handle, [nsqd]) as reader:
+            await eventually_async(lambda: looks)
+            assert reader._neighbours is not None
+            task = reader._neighbours._task
+            assert task is not None
+        await eventually_async(task.done)
+        assert task.cancelled()
+        # Stopped before it started: nothing to stop.
+        unstarted = DedupeReader(topic, channel, Seen().handle, nsqd_tcp_addresses=nsqd.tcp_address, key=BODY)
+        unstarted.close()
+
+    on_loop(main())
