@@ -1,0 +1,40 @@
+"""Publish every line of standard input to two nsqds, as an event with an id of its own."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import uuid
+
+import nsqdedupe
+
+
+async def publish(addresses: list[str], topic: str) -> None:
+    writer = nsqdedupe.ReplicatedWriter(nsqd_tcp_addresses=addresses, copies=2)
+    published = 0
+    for line in sys.stdin:
+        # The id is made once: copies share it, and two equal lines stay two messages.
+        body = json.dumps({"id": uuid.uuid4().hex, "text": line.rstrip("\n")}).encode()
+        while True:
+            try:
+                await writer.publish(topic, body)
+                break
+            except nsqdedupe.PublishError as error:
+                print(f"publishing again: {error}", file=sys.stderr)
+        published += 1
+    await writer.stop()
+    print(f"published {published}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--topic", default="events")
+    parser.add_argument("--nsqd-tcp-address", action="append", required=True, help="give it twice or more")
+    args = parser.parse_args()
+    asyncio.run(publish(args.nsqd_tcp_address, args.topic))
+
+
+if __name__ == "__main__":
+    main()
