@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from harness import LEASE, MSG_TIMEOUT, Consumer, fingerprint_of, jittered
 
-from nsqdedupe.deduper import MAX_LEASE
 from nsqdedupe.delivery import Outcome, State
+from nsqdedupe.keeper import MAX_LEASE
 
 
 @pytest.fixture

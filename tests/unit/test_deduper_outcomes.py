@@ -7,8 +7,8 @@ import math
 import pytest
 from harness import MSG_TIMEOUT, Consumer, fingerprint_of, jittered
 
-from nsqdedupe.deduper import MAX_DELAY, jitter
 from nsqdedupe.delivery import Delivery, Outcome
+from nsqdedupe.outcomes import MAX_DELAY, jitter
 
 
 @pytest.fixture
