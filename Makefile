@@ -12,7 +12,7 @@ PIP := $(PY) -m pip --disable-pip-version-check --quiet install
 CORE := nsqdedupe/errors.py,nsqdedupe/clock.py,nsqdedupe/store.py,nsqdedupe/metrics.py,nsqdedupe/checks.py,$\
 nsqdedupe/fingerprint.py,nsqdedupe/sizing.py,nsqdedupe/delivery.py,nsqdedupe/ledger.py,nsqdedupe/port.py,$\
 nsqdedupe/waiting.py,nsqdedupe/tables/*,nsqdedupe/stores/*,$\
-nsqdedupe/registry.py,nsqdedupe/outcomes.py,nsqdedupe/keeper.py,nsqdedupe/deduper.py
+nsqdedupe/registry.py,nsqdedupe/observer.py,nsqdedupe/outcomes.py,nsqdedupe/keeper.py,nsqdedupe/deduper.py
 
 # Every recipe that needs servers starts with this line.
 SERVERS = NSQ_BIN_DIR="$$($(PY) tools/build-nsq --print-dir)" && export NSQ_BIN_DIR

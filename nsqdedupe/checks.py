@@ -45,6 +45,13 @@ def number(
     return float(value)
 
 
+def flag(option: str, value: object) -> bool:
+    """True or False, and nothing that only counts as one."""
+    if not isinstance(value, bool):
+        raise refuse(option, value, "True or False")
+    return value
+
+
 def one_of(option: str, value: object, choices: Iterable[object], remedy: str = "") -> None:
     """One of the given values."""
     known = list(choices)

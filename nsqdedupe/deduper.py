@@ -25,6 +25,7 @@ from nsqdedupe.delivery import Delivery, Outcome, Source, State
 from nsqdedupe.keeper import Keeper
 from nsqdedupe.ledger import Ledger
 from nsqdedupe.metrics import Events
+from nsqdedupe.observer import Observer
 from nsqdedupe.outcomes import AFTER_OTHERS, Outcomes, jitter
 from nsqdedupe.port import Port
 from nsqdedupe.registry import Registry, poll_from_now_on
@@ -52,6 +53,8 @@ class Deduper:
 
         events: counters beside the outcomes.
 
+        observe: handle everything; only count, in ``events.observed``, what would have been finished unprocessed.
+
         max_tries: failed handler runs after which a message is given up; 0: never.
 
         requeue_delay: times the message's tries: how long a failed message waits by default.
@@ -70,9 +73,12 @@ class Deduper:
         max_tries: int,
         requeue_delay: float,
         on_store_error: Literal["process", "requeue"] = "process",
+        observe: bool = False,
         clock: Clock = monotonic,
     ) -> None:
-        self._ledger = Ledger(store, events=events, clock=clock) if store is not None else None
+        ledger = Ledger(store, events=events, clock=clock) if store is not None else None
+        self._observer = Observer(ledger, events=events, clock=clock) if ledger is not None and observe else None
+        self._ledger = None if observe else ledger
         self._port = port
         self._events = events
         self.max_tries = max_tries
@@ -83,7 +89,7 @@ class Deduper:
         self._outcomes = Outcomes(
             self._ledger, self._registry, port, events=events, requeue_delay=requeue_delay, clock=clock
         )
-        self._keeper = Keeper(self._ledger, self._registry, self._outcomes, clock)
+        self._keeper = Keeper(ledger, self._registry, self._outcomes, clock)
         self._ready: deque[Delivery] = deque()
         self._answered: list[Delivery] = []
         self._working = False
@@ -97,6 +103,8 @@ class Deduper:
             deliveries: one or more, all of one source and read at one time.
         """
         deliveries[0].source.tally.received += len(deliveries)
+        if self._observer is not None:
+            self._observer.arrived(deliveries)
         ledger, owners = self._ledger, self._registry.owners
         behind = ledger is not None and ledger.behind
         asked = []
@@ -117,7 +125,8 @@ class Deduper:
             # Only what certainly came after the last failure here, or came just now, can be a redelivery after one.
             since = deliveries[0].since
             poll = since <= self._outcomes.failed_at or self._clock() - since > JUST_NOW
-            self._registry.sign(asked, poll=poll)
+            for delivery, claim in zip(asked, self._registry.claims_for(asked, poll=poll), strict=True):
+                delivery.claim = claim
             self._ask(asked)
 
     def _ask(self, asked: Sequence[Delivery]) -> None:
@@ -152,7 +161,8 @@ class Deduper:
             self._outcomes.duplicates(done)
 
     def _get_ready_unprotected(self, delivery: Delivery) -> None:
-        self._events.unprotected += 1
+        if self._observer is None:
+            self._events.unprotected += 1
         delivery.protected = False
         delivery.state = State.READY
         self._ready.append(delivery)
@@ -317,6 +327,8 @@ class Deduper:
         """Confirm and release what was answered, in one call each; only then answer nsqd. `work` ends with it."""
         answered, self._answered = self._answered, []
         self._keeper.unclaimed.difference_update(answered)
+        if self._observer is not None:
+            self._observer.answered(answered)
         self._outcomes.settle(answered)
 
     # -- time and connections --------------------------------------------------------------------
@@ -336,6 +348,11 @@ class Deduper:
     def drain(self) -> None:
         """Send back who waits for an owner elsewhere: this reader is about to stop."""
         self._keeper.drain()
+
+    @property
+    def copies_wait(self) -> bool:
+        """Whether copies may have to wait for others, that is, whether anything is de-duplicated."""
+        return self._ledger is not None
 
     def in_hand(self) -> Iterable[Delivery]:
         """The owners of messages in this process: ready, running or waiting."""

@@ -52,6 +52,10 @@ class Outcome(enum.Enum):
     """The application does not want the message: release, then FIN. Nothing is remembered."""
 
 
+CONFIRMS = (Outcome.HANDLED, Outcome.GIVEN_UP)
+"""After these a message is done."""
+
+
 class Source:
     """Where deliveries come from: one connection to one nsqd.
 
@@ -98,6 +102,11 @@ class Delivery:
     """Handler runs of its message that had failed when it was claimed."""
 
     claim: Claim | None = None
+    """With what it asked for its message; None: nothing is de-duplicated, or it has no fingerprint."""
+
+    observed: Claim | None = None
+    """With what an observer looks its message up, until it is known to be done."""
+
     claimed_at: float = 0.0
     """When its lease began; while WAITING: so that ``claimed_at`` + lease is when the owner's ends."""
 

@@ -44,6 +44,7 @@ class Events:
         "fin_failed",
         "key_errors",
         "late_confirms",
+        "observed",
         "outages",
         "standbys",
         "store_errors",
@@ -60,6 +61,7 @@ class Events:
         self.key_errors = 0
         self.store_errors = 0
         self.outages = 0
+        self.observed = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,6 +103,8 @@ class Stats:
 
         outages: how often the store went out of reach.
 
+        observed: with ``observe=True``, deliveries that would have been finished unprocessed.
+
         nsqds: the first eight and ``in_flight`` for each nsqd, by address.
     """
 
@@ -121,6 +125,7 @@ class Stats:
     key_errors: int
     store_errors: int
     outages: int
+    observed: int
     nsqds: Mapping[str, Mapping[str, int]]
 
     def as_dict(self) -> dict[str, object]:

@@ -24,12 +24,6 @@ def _real(low: float, high: float | None = None, *, open_low: bool = False) -> C
     return lambda option, value: checks.number(option, value, low, high, open_low=open_low)
 
 
-def _flag(option: str, value: object) -> object:
-    if not isinstance(value, bool):
-        raise checks.refuse(option, value, "True or False")
-    return value
-
-
 def _text(option: str, value: object) -> object:
     if not isinstance(value, str):
         raise checks.refuse(option, value, "a string")
@@ -108,10 +102,10 @@ CHECKS: Mapping[str, Callable[[str, object], object]] = {
     "timeout": _timeout,
     "heartbeat_interval": _whole(1),
     "requeue_delay": _whole(0),
-    "tls_v1": _flag,
+    "tls_v1": checks.flag,
     "tls_options": _tls_options,
-    "snappy": _flag,
-    "deflate": _flag,
+    "snappy": checks.flag,
+    "deflate": checks.flag,
     "deflate_level": _whole(1, 9),
     "user_agent": _text,
     "output_buffer_size": _buffer_size,

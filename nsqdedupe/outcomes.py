@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 
 from nsqdedupe.clock import Clock
-from nsqdedupe.delivery import Delivery, Outcome, State
+from nsqdedupe.delivery import CONFIRMS, Delivery, Outcome, State
 from nsqdedupe.ledger import Ledger
 from nsqdedupe.metrics import Events
 from nsqdedupe.port import Port
@@ -22,8 +22,6 @@ MAX_DELAY = 3600.0
 
 AFTER_OTHERS = 1.0
 """Seconds that copies stay away longer than the one whose outcome they wait for."""
-
-_CONFIRMS = (Outcome.HANDLED, Outcome.GIVEN_UP)
 
 # The loops that every message passes look these up once per name, not once per name and member.
 _RUNNING, _ANSWERED, _HANDLED = State.RUNNING, State.ANSWERED, Outcome.HANDLED
@@ -74,11 +72,11 @@ class Outcomes:
 
     def settle(self, answered: Sequence[Delivery]) -> None:
         """Confirm and release what was answered, in one call each; only then answer nsqd."""
-        confirmed = [d for d in answered if d.outcome in _CONFIRMS and d.claim is not None]
+        confirmed = [d for d in answered if d.outcome in CONFIRMS and d.claim is not None]
         if confirmed:
             self._confirm(confirmed)
         if len(confirmed) < len(answered):
-            self._release([d for d in answered if d.outcome not in _CONFIRMS])
+            self._release([d for d in answered if d.outcome not in CONFIRMS])
         remove = self._registry.remove
         handled: list[Delivery] = []
         done: list[Delivery] = []
@@ -143,7 +141,7 @@ class Outcomes:
             self._port.requeue(delivery, delay, ran=outcome is Outcome.FAILED)
         else:
             self._port.finish([delivery], ran=True)
-        if outcome in _CONFIRMS:
+        if outcome in CONFIRMS:
             self.duplicates(standbys)
         elif back:
             for standby in standbys:

@@ -77,6 +77,9 @@ class DedupeReader(nsq.Reader):
         on_store_error: what becomes of messages while the store is out of reach: ``"process"`` handles
             them, maybe twice; ``"requeue"`` sends them back.
 
+        observe: look on. Every delivery is handled as `nsq.Reader` would, and ``stats.observed`` counts those
+            that would have been finished unprocessed; nothing is dropped, held or deferred.
+
         kwargs: options of `nsq.AsyncConn`, as for `nsq.Reader`.
 
     Raises:
@@ -110,6 +113,7 @@ class DedupeReader(nsq.Reader):
         store: Store | Literal[False] | None = None,
         secret: bytes | None = None,
         on_store_error: Literal["process", "requeue"] = "process",
+        observe: bool = False,
         **kwargs: Any,  # noqa: ANN401 - pynsq's options, checked below
     ) -> None:
         check_pynsq()
@@ -134,6 +138,11 @@ class DedupeReader(nsq.Reader):
             }
         )
         checks.one_of("on_store_error", on_store_error, ("process", "requeue"))
+        checks.flag("observe", observe)
+        if observe and store is False:
+            raise ConfigError(
+                "observe=True and store=False: without a store nothing is looked up; leave one of them out"
+            )
         if store is None:
             store = MemoryStore(window=WINDOW, recall=RECALL)
         elif store is not False and not isinstance(store, Store):
@@ -153,6 +162,7 @@ class DedupeReader(nsq.Reader):
                 max_tries=max_tries,
                 requeue_delay=options.get("requeue_delay", 90),
                 on_store_error=on_store_error,
+                observe=observe,
             )
 
         super().__init__(**options)

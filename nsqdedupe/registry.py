@@ -32,14 +32,17 @@ class Registry:
         self._incarnation = os.urandom(8)
         self._serial = 0
 
-    def sign(self, deliveries: Sequence[Delivery], *, poll: bool) -> None:
-        """Give each a claim of its own; ``poll`` as in `Claim`. They are of one source."""
-        lease, incarnation, serial = deliveries[0].source.lease, self._incarnation, self._serial
+    def claims_for(self, deliveries: Sequence[Delivery], *, poll: bool) -> list[Claim]:
+        """A claim for each, in order; ``poll`` as in `Claim`."""
+        incarnation, serial = self._incarnation, self._serial
+        claims = []
         for delivery in deliveries:
             serial += 1
             nonce = _nonce(incarnation, serial)
-            delivery.claim = _new_claim(Claim, (delivery.fingerprint, delivery.owner, nonce, lease, poll))
+            claim = (delivery.fingerprint, delivery.owner, nonce, delivery.source.lease, poll)
+            claims.append(_new_claim(Claim, claim))
         self._serial = serial
+        return claims
 
     def inherit(self, standbys: Sequence[Delivery]) -> None:
         """Their owner left without an outcome: the first asks for the message from now on, the others stand by it."""
@@ -48,7 +51,7 @@ class Registry:
         assert fingerprint is not None  # noqa: S101 - what has no fingerprint never stands by
         heir.standbys = others or None
         heir.claimed_at = self._clock() - heir.source.lease  # nobody is known to have it
-        self.sign([heir], poll=True)
+        (heir.claim,) = self.claims_for([heir], poll=True)
         self.owners[fingerprint] = heir
         self.waiting.add(heir)
 

@@ -305,7 +305,7 @@ class Runner:
 
     def starved(self) -> bool:
         """Whether handlers must answer before anything else can come; see `Places.all_held`."""
-        return self._fingerprint is not None and self._places.all_held(self._reader.conns.values())
+        return self._deduper.copies_wait and self._places.all_held(self._reader.conns.values())
 
     def wake(self) -> None:
         """Work in the next turn of the loop."""

@@ -69,6 +69,7 @@ WRONG: dict[str, tuple[object, ...]] = {
     "store": (1, True, "memory://", MemoryStore),
     "secret": (31337, "secret text", b"", b"x" * 65),
     "on_store_error": (None, "ignore", ["process"]),
+    "observe": NOT_FLAGS,
 }
 
 RIGHT: dict[str, tuple[object, ...]] = {
@@ -158,6 +159,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "empty addresses": ({"nsqd_tcp_addresses": [], "lookupd_http_addresses": ()}, ["nsqd_tcp_addresses"]),
     "two compressions": ({"snappy": True, "deflate": True}, ["snappy=True", "deflate=True"]),
     "options of no TLS": ({"tls_options": {"ca_certs": "ca.pem"}}, ["tls_options", "tls_v1"]),
+    "nothing to look at": ({"observe": True, "store": False}, ["observe=True", "store=False"]),
     "options of TLS switched off": ({"tls_options": {"ca_certs": "x"}, "tls_v1": False}, ["tls_options", "tls_v1"]),
 }
 
@@ -205,7 +207,7 @@ def test_every_option_of_pynsq_is_known() -> None:
 
 
 def test_every_check_has_a_wrong_value_here() -> None:
-    own = {"key", "store", "secret", "on_store_error"}
+    own = {"key", "store", "secret", "on_store_error", "observe"}
     assert set(WRONG) == set(CHECKS) | own
 
 
