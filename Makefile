@@ -3,6 +3,7 @@
 PYTHON ?= # which Python makes .venv; empty: the newest that will do
 INPUT ?=
 MESSAGES ?=
+OBSERVE ?=
 ARGS ?=
 
 PY := .venv/bin/python
@@ -62,8 +63,9 @@ test: .venv/dev.stamp ## every test, on real servers, with branch coverage (ARGS
 	@$(SERVERS) && $(PY) -m pytest -n 2 --cov --cov-report=term-missing:skip-covered $(ARGS)
 	@seen=$$($(PY) -m coverage report --include='$(CORE)' --show-missing --fail-under=100) || { echo "$$seen"; exit 1; }
 
-demo: .venv/runtime.stamp ## two nsqds, consumers, kills: what is lost? (INPUT=FILE, MESSAGES=N)
-	@$(SERVERS) && $(PY) -m nsqdedupe demo $(if $(INPUT),--input '$(INPUT)') $(if $(MESSAGES),--messages '$(MESSAGES)') $(ARGS)
+demo: .venv/runtime.stamp ## two nsqds, consumers, kills: what is lost? (INPUT=FILE, MESSAGES=N, OBSERVE=1)
+	@$(SERVERS) && $(PY) -m nsqdedupe demo $(if $(INPUT),--input '$(INPUT)') $(if $(MESSAGES),--messages '$(MESSAGES)') \
+	  $(if $(filter-out 0,$(OBSERVE)),--observe) $(ARGS)
 
 bench: .venv/dev.stamp ## run the benchmarks (ARGS: options of benchmarks/run.py)
 	@$(SERVERS) && $(PY) benchmarks/run.py $(ARGS)

@@ -49,15 +49,18 @@ class Run:
         screen: where it is shown.
 
         directory: for the servers' data and logs.
+
+        observe: the reader only looks on.
     """
 
-    def __init__(self, events: Sequence[Event], screen: Screen, directory: Path) -> None:
+    def __init__(self, events: Sequence[Event], screen: Screen, directory: Path, *, observe: bool = False) -> None:
         self.score = Score(events)
         self.store = nsqdedupe.MemoryStore(window=len(events), recall=RECALL)
         self.seconds = 0.0
         self._events = events
         self._screen = screen
         self._directory = directory
+        self._observe = observe
         self.nsqds: dict[str, Nsqd] = {}
         self._past: deque[tuple[float, int, int]] = deque()
 
@@ -90,6 +93,7 @@ class Run:
             max_backoff_duration=0.5,
             lookupd_poll_interval=1,
             output_buffer_timeout=25,
+            observe=self._observe,
         )
         self.publisher = Publisher(writer, TOPIC, self._events, self.score)
         self._start = monotonic()
@@ -163,6 +167,7 @@ class Run:
             duplicates=stats.duplicates,
             standbys=stats.standbys,
             failures=stats.failed,
+            observed=stats.observed if self._observe else None,
             nsqds=nsqd_views(self.nsqds, stats),
         )
 

@@ -41,6 +41,8 @@ class View:
     duplicates: int
     standbys: int
     failures: int
+    observed: int | None
+    """Deliveries that would have been finished, if the reader only looks on."""
     nsqds: Sequence[NsqdView]
 
 
@@ -95,7 +97,7 @@ class PlainScreen:
         down = ", ".join(f"{nsqd.name} is down" for nsqd in view.nsqds if not nsqd.up)
         self.say(
             f"{view.elapsed:5.1f} s  handled {view.handled:,} of {view.total:,}, {view.handle_rate:,.0f}/s; "
-            f"duplicates {view.duplicates:,}" + (f"; {down}" if down else "")
+            f"{_duplicates(view)}" + (f"; {down}" if down else "")
         )
 
     def table(self, rows: Sequence[Row]) -> None:
@@ -162,6 +164,12 @@ def open_screen(stream: TextIO | None = None) -> Screen:
     return LiveScreen(console) if console.is_terminal and not console.is_dumb_terminal else PlainScreen(stream)
 
 
+def _duplicates(view: View) -> str:
+    if view.observed is None:
+        return f"duplicates {view.duplicates:,}"
+    return f"would be duplicates {view.observed:,}"
+
+
 def _live_view(view: View) -> RenderableType:
     from rich.console import Group  # noqa: PLC0415 - optional
     from rich.progress_bar import ProgressBar  # noqa: PLC0415 - optional
@@ -174,10 +182,7 @@ def _live_view(view: View) -> RenderableType:
     ):
         bar = ProgressBar(total=view.total, completed=count, width=_BAR)
         bars.add_row(name, bar, f"{count:>9,} of {view.total:,}", f"{rate:>7,.0f}/s")
-    counters = (
-        f"{view.elapsed:5.1f} s   duplicates finished {view.duplicates:,}   standbys {view.standbys:,}   "
-        f"failures {view.failures:,}"
-    )
+    counters = f"{view.elapsed:5.1f} s   {_duplicates(view)}   standbys {view.standbys:,}   failures {view.failures:,}"
     nsqds = Table.grid(padding=(0, 3))
     for _ in range(4):
         nsqds.add_column(justify="right", min_width=10)

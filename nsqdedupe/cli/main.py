@@ -29,7 +29,7 @@ class Exit(enum.IntEnum):
 _STATUSES = """\
 exit status:
   0    every event was handled once, none was lost
-  1    an event was lost or handled twice, or the run could not be finished
+  1    an event was lost or (but for --observe) handled twice, or the run could not be finished
   2    nothing was started: a bad option, an unusable input, or no nsqd
   130  interrupted by SIGINT or SIGTERM"""
 
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(argv)
     try:
-        return Exit.OK if run_demo(options.messages, options.input) else Exit.FAILED
+        return Exit.OK if run_demo(options.messages, options.input, observe=options.observe) else Exit.FAILED
     except (InputError, MissingDependency) as error:
         return _complain(error, Exit.USAGE)
     except DedupeError as error:
@@ -108,6 +108,11 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="publish the lines of this file (default: the source of Python's standard library)",
+    )
+    demo.add_argument(
+        "--observe",
+        action="store_true",
+        help="only look on: handle every copy, and count those that would have been finished unprocessed",
     )
     return parser
 

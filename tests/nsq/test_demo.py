@@ -81,6 +81,22 @@ def test_without_a_terminal_it_tells_its_story_in_lines_and_loses_nothing(room: 
     assert figures["lost: events acknowledged, never handled"] == 0
 
 
+def test_a_reader_that_looks_on_handles_every_copy_and_says_which_it_would_have_finished(
+    room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "lines"
+    path.write_text("\n".join(map(str, range(200))))
+    assert main(["demo", "--observe", "--input", str(path)]) == Exit.OK
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "lost 0"
+    figures, received = table(lines)
+    assert figures["events handled"] == 200
+    # At least one copy of each event was new; the kill may have taken copies, and answers.
+    observed = figures["copies that would have been finished unprocessed"]
+    assert 0 < figures["events handled more than once"] <= observed <= received - 200
+    assert "duplicates finished, not handled" not in figures
+
+
 def test_the_lines_of_any_file_are_events_however_odd_they_are(
     room: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

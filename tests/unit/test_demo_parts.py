@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import io
 import json
 import os
@@ -245,6 +246,7 @@ VIEW = View(
     handled=998_000,
     handle_rate=12_345.6,
     duplicates=1_234_567,
+    observed=None,
     standbys=45_678,
     failures=1_000,
     nsqds=[NsqdView("nsqd 1", True, 1_234_567, 999_000, 234_567), NsqdView("nsqd 2", True, 999_000, 1, 998_999)],
@@ -271,7 +273,7 @@ def test_the_live_screen_fits_a_small_terminal() -> None:
     assert max(map(len, lines)) < 80
     assert len(lines) < 20
     shown = "\n".join(lines)
-    for text in ("what happened", "999,000 of 1,000,000", "12,346/s", "duplicates finished 1,234,567", "up"):
+    for text in ("what happened", "999,000 of 1,000,000", "12,346/s", "duplicates 1,234,567", "up"):
         assert text in shown
     assert "down" not in shown
     screen.close()
@@ -312,6 +314,12 @@ def test_the_plain_screen_is_made_of_lines() -> None:
         "  of these again            9",
         "",
     ]
+
+
+def test_a_reader_that_looks_on_says_what_it_would_finish() -> None:
+    stream = io.StringIO()
+    PlainScreen(stream).show(dataclasses.replace(VIEW, observed=77))
+    assert stream.getvalue().endswith("; would be duplicates 77\n")
 
 
 class Terminal(io.StringIO):
@@ -392,10 +400,10 @@ def test_python_runs_the_package(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 def test_options_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[object] = []
-    monkeypatch.setattr(main, "run_demo", lambda *options: given.append(options) or True)
+    monkeypatch.setattr(main, "run_demo", lambda *options, observe: given.append((*options, observe)) or True)
     assert main.main(["demo"]) == Exit.OK
-    assert main.main(["demo", "--messages", "7", "--input", "a b"]) == Exit.OK
-    assert given == [(None, None), (7, Path("a b"))]
+    assert main.main(["demo", "--messages", "7", "--input", "a b", "--observe"]) == Exit.OK
+    assert given == [(None, None, False), (7, Path("a b"), True)]
 
 
 def noted(error: Exception, note: str) -> Exception:
@@ -421,7 +429,7 @@ def test_each_end_has_its_status(
     status: Exit,
     said: str,
 ) -> None:
-    def run(*options: object) -> bool:
+    def run(*_: object, **__: object) -> bool:
         raise error
 
     monkeypatch.setattr(main, "run_demo", run)
@@ -430,12 +438,12 @@ def test_each_end_has_its_status(
 
 
 def test_a_broken_promise_has_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main, "run_demo", lambda *options: False)
+    monkeypatch.setattr(main, "run_demo", lambda *_, **__: False)
     assert main.main(["demo"]) == Exit.FAILED
 
 
 def test_a_reader_that_went_away_is_not_complained_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def run(*options: object) -> bool:
+    def run(*_: object, **__: object) -> bool:
         raise BrokenPipeError
 
     monkeypatch.setattr(main, "run_demo", run)
