@@ -157,6 +157,19 @@ def key_hasher(topic: str, channel: str, kind: str, secret: bytes | None = None)
     return keyed
 
 
+def hashing_of(secret: bytes | None) -> str:
+    """Names the hash that a secret leads to, and the secret by 8 bytes that tell two apart, not what they are.
+
+    Who can guess a secret can check the guess by them, so they are to be kept like a log line, not published.
+
+    Args:
+        secret: as for `key_hasher`, which checks it.
+    """
+    if secret is None:
+        return "mmh3-x64-128"
+    return f"blake2b-128 key {blake2b(b'nsqdedupe: which key is it?', digest_size=8, key=secret).hexdigest()}"
+
+
 def fingerprinter(
     topic: str, channel: str, key: Callable[[M], bytes | str] | None, secret: bytes | None = None
 ) -> Callable[[M], bytes]:

@@ -19,7 +19,7 @@ from nsqdedupe import checks
 from nsqdedupe.connection import Connection, check_pynsq
 from nsqdedupe.deduper import Deduper
 from nsqdedupe.errors import ConfigError
-from nsqdedupe.fingerprint import fingerprinter
+from nsqdedupe.fingerprint import fingerprinter, hashing_of
 from nsqdedupe.message import Message
 from nsqdedupe.metrics import Events, Stats
 from nsqdedupe.neighbours import Neighbours
@@ -147,7 +147,10 @@ class DedupeReader(nsq.Reader):
             store = MemoryStore(window=WINDOW, recall=RECALL)
         elif store is not False and not isinstance(store, Store):
             raise checks.refuse("store", store, "a Store, None or False", "for example MemoryStore(window=1_000_000)")
-        fingerprint = None if store is False else fingerprinter(topic, channel, key, secret)
+        fingerprint = None
+        if store is not False:
+            fingerprint = fingerprinter(topic, channel, key, secret)
+            store.bind(hashing_of(secret))
         self.store = store
         self._stopping: asyncio.Future[int] | None = None
         self._closed = False

@@ -117,6 +117,19 @@ class Store(ABC):
     def traits(self) -> Traits:
         """What this store promises; the same for its whole life."""
 
+    def bind(self, hashing: str) -> None:  # noqa: B027 - most stores have nothing to check
+        """Say how fingerprints are made from now on. A `DedupeReader` does so before it claims anything.
+
+        Fingerprints of another hash or secret would never be found: each duplicate would slip, silently. A store
+        that can tell refuses them. By default nothing is checked. Idempotent.
+
+        Args:
+            hashing: names hash and secret, without telling the secret (`nsqdedupe.fingerprint.hashing_of`).
+
+        Raises:
+            ConfigError: what is remembered was made otherwise.
+        """
+
     @abstractmethod
     def claim(self, claims: Sequence[Claim]) -> Sequence[Answer]:
         """Ask to handle each message; one answer per claim, in order.

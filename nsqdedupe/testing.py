@@ -19,6 +19,7 @@ instead.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -28,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from nsqdedupe.checks import number
-from nsqdedupe.errors import StoreUnavailable
+from nsqdedupe.errors import ConfigError, StoreUnavailable
 from nsqdedupe.store import Answer, Claim, Release, Store, Traits, Verdict
 
 RACERS = 8
@@ -109,6 +110,10 @@ class Bench:
         """Make another handle on a store's memory, as another process would. By default the same handle."""
         return store
 
+    def reopen(self, store: Store) -> Store:
+        """Close a durable store, and open what it left behind, as the next process would."""
+        raise NotImplementedError("this store has no reopen()")
+
     def make_full_store(self) -> Store:
         """Make a store so small or so full that it must soon forget, whatever else it does then."""
         raise NotImplementedError("this store has no make_full_store()")
@@ -184,6 +189,14 @@ class Bench:
         assert answer.verdict is Verdict.IN_PROGRESS
         assert seconds - self.early <= answer.lease_left <= seconds + self.expiry_step
         assert answer.held is (held and self.tells_held)
+
+    def assert_binds_no_other(self, store: Store, hashing: str) -> None:
+        """Either the store does not care how fingerprints are made, or it refuses and stays as it was."""
+        message = self.message()
+        store.confirm([self.delivery(message)])
+        with contextlib.suppress(ConfigError):
+            store.bind(hashing)
+        assert self.ask(self.sibling(message), store) == Answer(Verdict.DONE)
 
 
 class ClaimLaws(Bench):
@@ -460,6 +473,12 @@ class OutcomeLaws(Bench):
         assert list(self.store.extend([claim])) == [False]
         assert [self.ask(self.sibling(message), self.peer) for message in messages] == [Answer(Verdict.NEW)] * 4
 
+    def test_it_may_be_told_again_how_fingerprints_are_made(self) -> None:
+        """Each reader tells it; a store that can tell refuses what is made otherwise."""
+        self.store.bind("one")
+        self.store.bind("one")
+        self.assert_binds_no_other(self.store, "another")
+
     def test_closing_twice_is_no_error(self) -> None:
         """Nor is closing one that was never used."""
         store = self.make_store()
@@ -566,6 +585,38 @@ class BatchLaws(Bench):
         assert [answer.verdict for answer in answers] == [Verdict.NEW] * BATCH
 
 
+class DurableLaws(Bench):
+    """What outlives a process. Each is collected where `Bench.reopen` is defined."""
+
+    def test_what_was_done_is_done_in_the_next_process(self) -> None:
+        """For every copy, whatever becomes of claims: nothing that was not confirmed is done by that."""
+        messages = [self.message() for _ in range(BATCH)]
+        owners = [self.delivery(message) for message in messages]
+        self.store.claim(owners)
+        self.store.confirm(owners[::2])
+        assert self.traits.durable
+        reopened = self.keep(self.reopen(self.store))
+        verdicts = [answer.verdict for answer in reopened.claim([self.sibling(message) for message in messages])]
+        assert verdicts[::2] == [Verdict.DONE] * (BATCH // 2)
+        assert Verdict.DONE not in verdicts[1::2]
+
+    def test_what_was_forgotten_stays_forgotten_in_the_next_process(self) -> None:
+        """And its neighbours stay done."""
+        forgotten, kept = self.message(), self.message()
+        self.store.confirm([self.delivery(forgotten), self.delivery(kept)])
+        self.store.forget([forgotten])
+        reopened = self.keep(self.reopen(self.store))
+        answers = reopened.claim([self.sibling(forgotten), self.sibling(kept)])
+        assert list(answers) == [Answer(Verdict.NEW), Answer(Verdict.DONE)]
+
+    def test_how_fingerprints_are_made_is_told_to_the_next_process_too(self) -> None:
+        """It may bind the store as it was bound; a store that can tell refuses anything else."""
+        self.store.bind("one")
+        reopened = self.keep(self.reopen(self.store))
+        reopened.bind("one")
+        self.assert_binds_no_other(reopened, "another")
+
+
 class HardStateLaws(Bench):
     """What holds when the store is full, slow or gone. Each is collected where its maker is defined."""
 
@@ -631,17 +682,18 @@ class HardStateLaws(Bench):
 
 
 _NEEDED = {
+    **{law: "reopen" for law in vars(DurableLaws) if law.startswith("test_")},
     "test_a_full_store_may_forget_but_never_takes_a_new_message_for_a_done_one": "make_full_store",
     "test_a_slow_store_is_given_up_in_time": "make_slow_store",
     "test_a_dead_store_says_so_and_loses_nothing": "make_dead_store",
 }
 
 
-class StoreContract(ClaimLaws, OutcomeLaws, HoldLaws, BatchLaws, HardStateLaws):
+class StoreContract(ClaimLaws, OutcomeLaws, HoldLaws, BatchLaws, DurableLaws, HardStateLaws):
     """The laws of `nsqdedupe.store.Store`, as tests that pytest collects from a subclass.
 
-    A subclass, named ``Test...``, states `traits`, defines `make_store` and, where it can, `make_peer`,
-    `make_full_store`, `make_slow_store` and `make_dead_store`; without one of the last three its law is not
+    A subclass, named ``Test...``, states `traits`, defines `make_store` and, where it can, `make_peer`, `reopen`,
+    `make_full_store`, `make_slow_store` and `make_dead_store`; without one of the last four its laws are not
     collected. A store on a real clock overrides `pass_time`, `lease`, `expiry_step` and `early`.
     """
 
@@ -650,4 +702,4 @@ class StoreContract(ClaimLaws, OutcomeLaws, HoldLaws, BatchLaws, HardStateLaws):
         for test, maker in _NEEDED.items():
             defined = getattr(cls, maker) is not getattr(Bench, maker)
             if test not in vars(cls):
-                setattr(cls, test, getattr(HardStateLaws, test) if defined else None)
+                setattr(cls, test, getattr(StoreContract, test) if defined else None)

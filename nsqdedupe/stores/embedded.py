@@ -1,12 +1,14 @@
 """Stores inside the process: claims in a dict, what is seen in a table.
 
-Only confirmed fingerprints ever reach the table, so releasing is honest whatever the table is.
+Only confirmed fingerprints ever reach the table, so releasing is honest whatever the table is, and a table may
+be a file that outlives a crash. Claims, holds and tries end with the process.
 Every verb runs to its end without giving up the GIL's turn to another verb of the same event loop;
 a store serves one thread.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from nsqdedupe.checks import refuse
@@ -50,12 +52,16 @@ class EmbeddedStore(Store):
 
     @property
     def traits(self) -> Traits:
-        """One process, forgotten with it, may slip, never drops a new message."""
-        return Traits(shared=False, durable=False, may_slip=True, may_false_drop=False, blocking=False)
+        """One process, durable if its table is, may slip, never drops a new message."""
+        return Traits(shared=False, durable=self.table.durable, may_slip=True, may_false_drop=False, blocking=False)
 
     def kept(self) -> int:
         """How many claims, holds and counts of tries there are. No ``len()``: an empty store is still a store."""
         return len(self._holders)
+
+    def bind(self, hashing: str) -> None:
+        """See `Store.bind`."""
+        self.table.bind(hashing)
 
     def claim(self, claims: Sequence[Claim]) -> list[Answer]:
         """See `Store.claim`."""
@@ -138,7 +144,8 @@ class EmbeddedStore(Store):
             self._drop(fingerprint)
 
     def close(self) -> None:
-        """See `Store.close`."""
+        """See `Store.close`. The table is closed too."""
+        self.table.close()
         for kept in (self._holders, self._ends, self._tries, self._released):
             kept.clear()
 
@@ -172,9 +179,15 @@ class EmbeddedStore(Store):
 
 
 class MemoryStore(EmbeddedStore):
-    """Remembers in this process, in a fixed amount of memory; forgotten when the process ends.
+    """Remembers in this process, in a fixed amount of memory.
 
-    Only right for one consumer per channel: copies that reach another process are not seen here.
+    Only right for one consumer per channel: copies that reach another process are not seen here. What is done
+    is forgotten when the process ends, unless there is a ``path``: then it survives the process, however that
+    ends, SIGKILL included. When the machine goes down, what the kernel had not written to the disk yet may be
+    forgotten; no new message is taken for an old one. Claims, holds and tries end with the process.
+
+    It is closed by `close`, or when the interpreter ends; a reader does not close a store that it was given.
+    Opening and closing a file, `bind` and `forget` wait for the disk.
 
     Args:
         window: how many further messages a message must be remembered for; 1 or more.
@@ -188,10 +201,15 @@ class MemoryStore(EmbeddedStore):
 
         tag_bytes: 8 or 16 bytes of the fingerprint are kept.
 
+        path: a file for the table, made if it is not there (its directory must be), for one process at a time.
+            It cannot be resized: a file that is there must have the same slots, ways and tag_bytes, and its
+            fingerprints must be made with the same secret. None: the table is in memory.
+
         clock: for leases and holds.
 
     Raises:
-        ConfigError: an option is out of range, or ``slots`` is given beside ``window`` or ``recall``.
+        ConfigError: an option is out of range; or ``slots`` is given beside ``window`` or ``recall``; or the
+            file cannot be used, and the text says why and what to do.
     """
 
     table: OppositeBloomFilter
@@ -204,10 +222,11 @@ class MemoryStore(EmbeddedStore):
         slots: int | None = None,
         ways: int = 32,
         tag_bytes: int = 8,
+        path: str | os.PathLike[str] | None = None,
         clock: Clock = monotonic,
     ) -> None:
         if slots is None:
             slots = slots_for(1_000_000 if window is None else window, 0.999 if recall is None else recall, ways)
         elif window is not None or recall is not None:
             raise refuse("slots", slots, "given alone", "give either slots, or window and recall")
-        super().__init__(OppositeBloomFilter(slots=slots, ways=ways, tag_bytes=tag_bytes), clock=clock)
+        super().__init__(OppositeBloomFilter(slots=slots, ways=ways, tag_bytes=tag_bytes, path=path), clock=clock)

@@ -18,28 +18,48 @@ What it promises, given fingerprints that are spread evenly (any good hash):
 - Bounded: memory is taken once and never grows; every operation looks at one bucket.
 - First in, first out within a bucket: recall depends on how many *new* messages came since, so finding or
   adding again what is there does not renew it.
+- With a ``path``, the table outlives its process, whatever ends it. A tag is written before its cursor moves
+  on: a process that dies in between leaves a fingerprint that is found, and that the next one of its bucket
+  overwrites. Its `add` had not returned, and all whose `add` had keep their place.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
 import struct
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from nsqdedupe import sizing
-from nsqdedupe.errors import ConfigError
+from nsqdedupe.checks import refuse
+from nsqdedupe.errors import ConfigError, StoreError
+from nsqdedupe.tables.table_file import TableFile
+from nsqdedupe.tables.table_header import LONGEST_HASHING, Shape
 
 # The tag comes from one half of the fingerprint, the bucket from the other: the messages of one bucket
 # would otherwise share bits of their tags. Unpacking checks the length in passing.
 _split = struct.Struct("<8sQ").unpack
 
+_store_8 = struct.Struct("8s").pack_into
+_ZERO_8 = bytes(8)
+
+_in_files: weakref.WeakKeyDictionary[OppositeBloomFilter, TableFile] = weakref.WeakKeyDictionary()
+"""What a fork of this process must leave to it."""
+
 
 class OppositeBloomFilter:
     """A fixed-size set of 16-byte fingerprints that forgets the oldest of a bucket first.
 
-    For one thread at a time; it does no I/O. All verbs raise `ConfigError` for anything that is not 16
-    bytes. Raw keys and ids must be hashed first (`nsqdedupe.fingerprint`): half of a counter's 16 bytes are
-    zero, so its tags or its buckets would all be the same. In a batch, what comes before the culprit has
-    taken effect.
+    For one thread at a time. All verbs raise `ConfigError` for anything that is not 16 bytes, and `StoreError`
+    once the table is closed. Raw keys and ids must be hashed first (`nsqdedupe.fingerprint`): half of a
+    counter's 16 bytes are zero, so its tags or its buckets would all be the same. In a batch, what comes before
+    the culprit has taken effect.
+
+    In memory it does no I/O. In a file, looking up and adding touch the kernel's page cache only, which has to
+    read a page from the disk when it is first met after a reboot; to open, `bind`, discard and `close` wait
+    for the disk. A fork of the process gets a copy of a table in memory, and cannot use one in a file.
 
     Args:
         slots: how many fingerprints fit, 1 to 2**36; rounded up to whole buckets. `sizing.slots_for` gives
@@ -49,13 +69,20 @@ class OppositeBloomFilter:
 
         tag_bytes: bytes stored per fingerprint, 8 or 16 (all of it).
 
+        path: keeps the table in this file, which one process at a time may have open. It is made if it is
+            not there; its directory must be. A file that is there must be a table of the same shape. None:
+            the table is in memory.
+
     Raises:
-        ConfigError: an argument is out of range.
+        ConfigError: an argument is out of range; or the file cannot be opened or made, is open already, is
+            something else, damaged or of another shape. The text names the difference and the remedy.
 
         MemoryError: there is no room for that many slots.
     """
 
-    def __init__(self, slots: int = 1 << 20, ways: int = 32, tag_bytes: int = 8) -> None:
+    def __init__(
+        self, slots: int = 1 << 20, ways: int = 32, tag_bytes: int = 8, path: str | os.PathLike[str] | None = None
+    ) -> None:
         size = sizing.bytes_for(slots, ways, tag_bytes)
         self._buckets = sizing.buckets_for(slots, ways)
         self._ways = ways
@@ -67,12 +94,25 @@ class OppositeBloomFilter:
         # room, and its message dropped unhandled. Another tag stands for it.
         self._empty = bytes(tag_bytes)
         self._stand_in = b"\xff" * tag_bytes
-        self._tags = bytearray(size - self._buckets)
+        self._write: Callable[[bytearray | mmap.mmap, int, bytes], None] = struct.Struct(f"{tag_bytes}s").pack_into
         # Which slot of a bucket is overwritten next. Kept apart: shifting the tags would cost a memmove per
         # message, and cursors among them would break the grid.
-        self._cursors = bytearray(self._buckets)
-        self._find = self._tags.find
-        self._write = struct.Struct(f"{tag_bytes}s").pack_into
+        self._cursors: bytearray | mmap.mmap
+        self._tags: bytearray | mmap.mmap
+        self._file: TableFile | None = None
+        self._hashing: str | None = None
+        self._durable = path is not None
+        if path is None:
+            self._tags, self._cursors = bytearray(size - self._buckets), bytearray(self._buckets)
+        else:
+            file = self._file = TableFile(path, Shape(self.slots, ways, tag_bytes))
+            self._tags, self._cursors, self._hashing = file.tags, file.cursors, file.hashing
+            if self._wide:
+                self._write = _write_wide
+            # Done also when the interpreter ends. Not a method of this object, which it would keep alive.
+            self._close_file = weakref.finalize(self, file.close)
+            _in_files[self] = file
+        self._find: Callable[[bytes, int, int], int] = self._tags.find
 
     @property
     def slots(self) -> int:
@@ -90,8 +130,13 @@ class OppositeBloomFilter:
         return self._tag_bytes
 
     @property
+    def durable(self) -> bool:
+        """Whether it is in a file, and outlives the process."""
+        return self._durable
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of memory that tags and cursors take."""
+        """Bytes of memory that tags and cursors take; 0 once it is closed."""
         return len(self._tags) + len(self._cursors)
 
     def contains(self, fingerprint: bytes) -> bool:
@@ -202,8 +247,66 @@ class OppositeBloomFilter:
         """Forget each. One that is not there is no error.
 
         The slot stays empty until its turn comes: filling it earlier would end the newcomer's memory before
-        that of older ones.
+        that of older ones. Of a table in a file, it waits for the disk: what is forgotten must not come back
+        with a power cut, or the message that is published again would be lost.
+
+        Raises:
+            StoreError: the disk does not take it; in this process all are forgotten.
         """
+        try:
+            self._clear(fingerprints)
+        finally:
+            if self._file is not None:
+                self._file.flush()
+
+    def bind(self, hashing: str) -> None:
+        """Say how the fingerprints are made, before the first is used; a file keeps it.
+
+        Fingerprints of another hash or secret would never be found, silently. Idempotent. Of a table in a file
+        the first time waits for the disk.
+
+        Args:
+            hashing: names hash and secret, as `nsqdedupe.fingerprint.hashing_of` does; 1 to 64 ASCII
+                characters.
+
+        Raises:
+            ConfigError: those that are remembered were made otherwise; or it is no such text.
+        """
+        if not hashing.isascii() or not 0 < len(hashing) <= LONGEST_HASHING:
+            raise refuse("hashing", hashing, f"1 to {LONGEST_HASHING} ASCII characters")
+        self._find(self._empty, 0, 0)  # raises if it is closed
+        if self._hashing is None:
+            if self._file is not None:
+                self._file.record_hashing(hashing)
+            self._hashing = hashing
+        if self._hashing != hashing:
+            where = "this table" if self._file is None else self._file.label
+            raise ConfigError(
+                f"{where}: its fingerprints are made with {self._hashing}, not with {hashing} as those to come, so "
+                "none would be found; give the secret that was given before, or begin with another table"
+            )
+
+    def close(self) -> None:
+        """Let go of the memory, and of the file, when it is on the disk whole. Idempotent.
+
+        It is done by itself when the interpreter ends. After a process that ends otherwise, a log line at INFO
+        says so when the file is opened again.
+
+        Raises:
+            StoreError: the disk does not take it. The file is let go of all the same.
+        """
+        if self._retire(_closed) is not None:
+            self._close_file()
+
+    def _retire(self, instead: Callable[[bytes, int, int], int]) -> TableFile | None:
+        """Drop the memory, and return the file. Every verb looks up first, and meets what stands there instead."""
+        file, self._file = self._file, None
+        _in_files.pop(self, None)
+        self._find = instead
+        self._tags = self._cursors = bytearray()
+        return file
+
+    def _clear(self, fingerprints: Sequence[bytes]) -> None:
         for fingerprint in fingerprints:
             try:
                 tag, index = _split(fingerprint)
@@ -219,6 +322,33 @@ class OppositeBloomFilter:
                 if not position & self._off_grid:
                     self._write(self._tags, position, self._empty)
                 position = self._find(tag, (position | self._off_grid) + 1, start + self._row)
+
+
+def _write_wide(tags: bytearray | mmap.mmap, position: int, tag: bytes) -> None:
+    """Write 16 bytes so that a death between any two stores leaves no mixture of two fingerprints."""
+    _store_8(tags, position, _ZERO_8)
+    _store_8(tags, position + 8, tag[8:])
+    _store_8(tags, position, tag[:8])
+
+
+def _closed(*_: object) -> NoReturn:
+    raise StoreError("the table is closed, and cannot be used any more; make another")
+
+
+def _left_to_parent(*_: object) -> NoReturn:
+    raise StoreError(
+        "the table is in a file that the parent of this process has open; open it after the fork, in one process"
+    )
+
+
+def _leave_files_to_parent() -> None:
+    """In a fork: the parent goes on with its files, and its locks must not live on here."""
+    for table, file in list(_in_files.items()):
+        table._retire(_left_to_parent)  # noqa: SLF001 - its own module
+        file.abandon()
+
+
+os.register_at_fork(after_in_child=_leave_files_to_parent)
 
 
 def _not_a_fingerprint(value: object) -> ConfigError:

@@ -13,6 +13,10 @@ class Table(Protocol):
     are added: a table knows no claims. Fingerprints are 16 bytes.
     """
 
+    @property
+    def durable(self) -> bool:
+        """Whether what is added outlives the process; the same for its whole life."""
+
     def contains_many(self, fingerprints: Sequence[bytes], /) -> Sequence[bool]:
         """Whether each was added and is still remembered, in order. Changes nothing."""
 
@@ -21,3 +25,9 @@ class Table(Protocol):
 
     def discard_many(self, fingerprints: Sequence[bytes], /) -> None:
         """Forget each, as if it had never been added. One that is not there is no error."""
+
+    def bind(self, hashing: str, /) -> None:
+        """Say how the fingerprints are made (see `Store.bind`). `ConfigError` if those in it were made otherwise."""
+
+    def close(self) -> None:
+        """Let go of memory and files. Idempotent; no other verb may be called afterwards."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import ClassVar, TypeVar
 
 import pytest
 
 from nsqdedupe.clock import monotonic
-from nsqdedupe.errors import ConfigError, StoreUnavailable
+from nsqdedupe.errors import ConfigError, StoreError, StoreUnavailable
+from nsqdedupe.fingerprint import hashing_of
 from nsqdedupe.store import Answer, Claim, Release, Store, Traits, Verdict
 from nsqdedupe.stores.embedded import SWEEP_EVERY, TAIL, EmbeddedStore, MemoryStore
 from nsqdedupe.testing import Breakable, ManualClock, StoreContract
@@ -22,10 +25,18 @@ Result = TypeVar("Result")
 
 
 class PlainTable:
-    """The simplest table there can be: it never forgets."""
+    """The simplest table there can be: it never forgets, and takes any fingerprint."""
+
+    durable = False
 
     def __init__(self) -> None:
         self.seen: set[bytes] = set()
+
+    def bind(self, hashing: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
     def contains_many(self, fingerprints: Sequence[bytes]) -> list[bool]:
         return [fingerprint in self.seen for fingerprint in fingerprints]
@@ -114,6 +125,52 @@ class TestMemoryStoreOfTheWidestBuckets(MemoryStoreContract):
     shape: ClassVar[dict[str, int]] = {"ways": 64}
 
 
+class MemoryStoreInAFileContract(MemoryStoreContract):
+    """The same in files, each in a directory of its own."""
+
+    traits = EMBEDDED._replace(durable=True)
+
+    def make_file_store(self, slots: int) -> Store:
+        folder = tempfile.TemporaryDirectory()
+        self.folders.append(folder)
+        return MemoryStore(slots=slots, **self.shape, path=Path(folder.name) / "seen.table", clock=self.clock)
+
+    def make_store(self) -> Store:
+        return self.make_file_store(1 << 17)
+
+    def make_full_store(self) -> Store:
+        return self.make_file_store(64)
+
+    def reopen(self, store: Store) -> Store:
+        store.close()
+        path = Path(self.folders[-1].name) / "seen.table"
+        return MemoryStore(slots=1 << 17, **self.shape, path=path, clock=self.clock)
+
+    def setup_method(self) -> None:
+        self.folders: list[tempfile.TemporaryDirectory[str]] = []
+        super().setup_method()
+
+    def teardown_method(self) -> None:
+        super().teardown_method()
+        for folder in self.folders:
+            folder.cleanup()
+
+    def test_claims_holds_and_tries_end_with_the_process(self) -> None:
+        claimed, held = self.message(), self.message()
+        self.own(claimed)
+        self.fail(self.own(held), self.lease)
+        reopened = self.keep(self.reopen(self.store))
+        assert reopened.claim([self.sibling(claimed), self.sibling(held)]) == [Answer(Verdict.NEW)] * 2
+
+
+class TestMemoryStoreInAFile(MemoryStoreInAFileContract):
+    shape: ClassVar[dict[str, int]] = {}
+
+
+class TestMemoryStoreOfWholeFingerprintsInAFile(MemoryStoreInAFileContract):
+    shape: ClassVar[dict[str, int]] = {"tag_bytes": 16}
+
+
 class TestMemoryStoreSizedByWindow(StoreContract):
     traits = EMBEDDED
 
@@ -178,15 +235,17 @@ HARD_STATES = {
     "make_full_store": "test_a_full_store_may_forget_but_never_takes_a_new_message_for_a_done_one",
     "make_slow_store": "test_a_slow_store_is_given_up_in_time",
     "make_dead_store": "test_a_dead_store_says_so_and_loses_nothing",
+    "reopen": "test_what_was_done_is_done_in_the_next_process",
 }
 
 
 @pytest.mark.parametrize(("maker", "law"), HARD_STATES.items())
 def test_a_law_is_collected_where_its_hard_state_can_be_made(maker: str, law: str) -> None:
+    can = TestMemoryStoreInAFile if maker == "reopen" else TestAStoreOfSomebodyElses
     assert getattr(TestEmbeddedStoreOverAPlainTable, law) is None
-    assert callable(getattr(TestAStoreOfSomebodyElses, law))
+    assert callable(getattr(can, law))
     with pytest.raises(NotImplementedError, match=maker):
-        getattr(TestEmbeddedStoreOverAPlainTable(), maker)()
+        getattr(TestEmbeddedStoreOverAPlainTable(), maker)(*[None] * (maker == "reopen"))
 
 
 def test_a_contract_without_a_store_says_what_is_missing() -> None:
@@ -328,6 +387,38 @@ def test_closing_frees_the_claims(store: EmbeddedStore) -> None:
     store.release([Release(claim_of(2), failed=True)])
     store.close()
     assert store.kept() == 0
+
+
+@pytest.mark.parametrize("name", [None, "seen.table"])
+def test_readers_that_share_a_store_make_their_fingerprints_alike(name: str | None, tmp_path: Path) -> None:
+    store = MemoryStore(slots=64, path=name and tmp_path / name)
+    store.bind(hashing_of(b"one"))
+    store.bind(hashing_of(b"one"))
+    for other in (None, b"another"):
+        with pytest.raises(ConfigError) as refused:
+            store.bind(hashing_of(other))
+        assert f"made with {hashing_of(b'one')}, not with {hashing_of(other)}" in str(refused.value)
+        assert "give the secret that was given before" in str(refused.value)
+        assert (name or "this table") in str(refused.value)
+    store.close()
+
+
+@pytest.mark.parametrize("name", [None, "seen.table"])
+def test_a_closed_store_says_so(name: str | None, tmp_path: Path) -> None:
+    store = MemoryStore(slots=64, path=name and tmp_path / name)
+    store.confirm([claim_of(1)])
+    assert store.table.nbytes > 0
+    store.close()
+    assert store.table.nbytes == 0
+    verbs: list[Callable[[], object]] = [
+        lambda: store.claim([claim_of(1)]),
+        lambda: store.confirm([claim_of(1)]),
+        lambda: store.forget([claim_of(1).fingerprint]),
+        lambda: store.bind("another"),
+    ]
+    for verb in verbs:
+        with pytest.raises(StoreError, match="the table is closed"):
+            verb()
 
 
 def test_the_clock_is_monotonic_time_unless_another_is_given() -> None:
