@@ -2,7 +2,7 @@
 
 Usage: consumer_process.py JOURNAL OPTIONS, where OPTIONS is JSON: those of DedupeReader that JSON can say, and
 
-    mode: "handle" (the default), "hang" (never answer) or "block" (never return)
+    mode: "handle" (the default), "fail", "hang" (never answer) or "block" (never return)
     pause: seconds that each handler run takes
     timeout: that of nsqdedupe.run
 
@@ -41,6 +41,9 @@ def main() -> None:
         if mode == "block":
             time.sleep(600)  # noqa: ASYNC251 - that is what a handler does that must be killed
         await asyncio.sleep(pause)
+        if mode == "fail":
+            message.requeue(backoff=False)  # else the other copy would come after the backoff only
+            return False
         note("done", *about)
         return True
 
