@@ -25,7 +25,7 @@ FP = b"fingerprint 0001"
 
 
 class Expected:
-    """What must be in a table, given which batches were confirmed before each kill, and which was under way."""
+    """What must be in a table, given what was confirmed before each kill, and what else was written by then."""
 
     def __init__(self, shape: Shape, about: str) -> None:
         self.shape = shape
@@ -39,7 +39,6 @@ class Expected:
             self.tags.add(fp[: self.shape.tag_bytes])
 
     def check(self, table: OppositeBloomFilter, chance: random.Random) -> None:
-        # A fingerprint in doubt may have taken a slot or not: it counts as one that has.
         confirmed = [fp for bucket in self.buckets for fp, sure in bucket if sure]
         assert all(table.contains_many(confirmed)), f"a confirmed one was forgotten too early {self.about}"
         never_added = [chance.randbytes(16) for _ in range(1000)]
@@ -82,10 +81,14 @@ def test_a_process_is_killed_at_any_moment_and_nothing_confirmed_is_forgotten(
                 confirmed += len(written)
         for number in range(confirmed):
             expected.add(batch_of(batches, number), confirmed=True)
-        expected.add(batch_of(batches, confirmed), confirmed=False)
         added += confirmed * BATCH
         killed_while_adding += confirmed > 0
         table = OppositeBloomFilter(*shape, path=path)
+        # The batch that was under way: what is not found has taken no slot. Only in slots of 16 bytes the oldest of
+        # a bucket is gone before the new one is there.
+        doubtful = batch_of(batches, confirmed)
+        written = [*table.contains_many(doubtful), False].index(False)
+        expected.add(doubtful[: written + (tag_bytes == 16)], confirmed=False)
         expected.check(table, chance)
         table.close()
     assert killed_while_adding > kills / 2
@@ -94,8 +97,9 @@ def test_a_process_is_killed_at_any_moment_and_nothing_confirmed_is_forgotten(
 
 @pytest.mark.parametrize("tag_bytes", [8, 16])
 @pytest.mark.parametrize("stores", [0, 1, 2, 3])
+@pytest.mark.parametrize("verb", ["check_and_set", "check_and_set_many"])
 def test_a_kill_between_tag_and_cursor_costs_the_message_that_was_in_doubt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tag_bytes: int, stores: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tag_bytes: int, stores: int, verb: str
 ) -> None:
     """Each store of the write may be the last: its neighbours stay, and no mixture of two fingerprints is found."""
     path, shape = tmp_path / "seen.table", Shape(32, 32, tag_bytes)
@@ -120,7 +124,7 @@ def test_a_kill_between_tag_and_cursor_costs_the_message_that_was_in_doubt(
     table._cursors = NoMore()  # type: ignore[assignment]
     monkeypatch.setattr(opposite_bloom, "_store_8", store_8)
     with pytest.raises(KeyboardInterrupt):
-        table.add(fps[33])
+        getattr(table, verb)(fps[33] if verb == "check_and_set" else [fps[33]])
     monkeypatch.undo()
     table.close()
 
