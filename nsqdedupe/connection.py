@@ -133,8 +133,6 @@ class Connection(nsq.AsyncConn):
     def _start_batching(self, **_: Any) -> None:  # noqa: ANN401 - an event's arguments
         self._batching = True
         self._loop = asyncio.get_running_loop()
-        self.on(nsq.event.RESPONSE, self._on_agreed)
-        self.on(nsq.event.CLOSE, self._on_agreed)
 
     # -- stopping --------------------------------------------------------------------------------
 
@@ -145,6 +143,10 @@ class Connection(nsq.AsyncConn):
             if self.closed():
                 self._goodbye.set_result(None)
             else:
+                # Not before: while pynsq tells of a response, who listens is a list that it walks through, and a
+                # listener more would let those that the application adds meanwhile hear of a response too many.
+                self.on(nsq.event.RESPONSE, self._on_agreed)
+                self.on(nsq.event.CLOSE, self._on_agreed)
                 self.send_rdy(0)
                 self.send(b"CLS\n")
         return self._goodbye

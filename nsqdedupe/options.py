@@ -6,11 +6,14 @@ pynsq would reject later, or nsqd would, is rejected here.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from nsqdedupe import checks
 from nsqdedupe.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 _WEEK = 7 * 24 * 3600
 _MB = 1 << 20
@@ -135,5 +138,6 @@ def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
     if checked.get("snappy") and checked.get("deflate"):
         raise ConfigError("snappy=True and deflate=True: nsqd compresses one way at a time; choose one")
     if checked.get("tls_options") and not checked.get("tls_v1"):
-        raise ConfigError("tls_options without tls_v1=True have no effect: set tls_v1=True, or leave them out")
+        # Not refused: pynsq takes them, and programs in production have them.
+        logger.warning("tls_options without tls_v1=True have no effect: connections are not encrypted")
     return checked

@@ -158,9 +158,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "empty addresses": ({"nsqd_tcp_addresses": [], "lookupd_http_addresses": ()}, ["nsqd_tcp_addresses"]),
     "two compressions": ({"snappy": True, "deflate": True}, ["snappy=True", "deflate=True"]),
-    "options of no TLS": ({"tls_options": {"ca_certs": "ca.pem"}}, ["tls_options", "tls_v1"]),
     "nothing to look at": ({"observe": True, "store": False}, ["observe=True", "store=False"]),
-    "options of TLS switched off": ({"tls_options": {"ca_certs": "x"}, "tls_v1": False}, ["tls_options", "tls_v1"]),
 }
 
 
@@ -169,6 +167,12 @@ def test_options_that_contradict_each_other_are_refused(options: dict[str, Any],
     text = refused(words[0], **options)
     for word in words:
         assert word in text
+
+
+@pytest.mark.parametrize("switch", [{}, {"tls_v1": False}], ids=["left out", "off"])
+def test_options_of_tls_without_tls_are_told_of(switch: dict[str, bool], caplog: pytest.LogCaptureFixture) -> None:
+    build(tls_options={"ca_certs": "ca.pem"}, **switch)
+    assert "not encrypted" in caplog.text
 
 
 def test_an_unknown_option_is_refused_and_the_known_ones_are_told() -> None:
