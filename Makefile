@@ -5,13 +5,14 @@ INPUT ?=
 MESSAGES ?=
 OBSERVE ?=
 ARGS ?=
+BENCH ?= run publisher
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet install
 
 # Floors 1 to 5 of the house, up to the state machine: no branch of them goes untested.
 CORE := nsqdedupe/errors.py,nsqdedupe/clock.py,nsqdedupe/store.py,nsqdedupe/metrics.py,nsqdedupe/checks.py,$\
-nsqdedupe/fingerprint.py,nsqdedupe/sizing.py,nsqdedupe/delivery.py,nsqdedupe/ledger.py,nsqdedupe/port.py,$\
+nsqdedupe/fingerprint.py,nsqdedupe/permits.py,nsqdedupe/sizing.py,nsqdedupe/delivery.py,nsqdedupe/ledger.py,nsqdedupe/port.py,$\
 nsqdedupe/waiting.py,nsqdedupe/tables/*,nsqdedupe/stores/*,$\
 nsqdedupe/registry.py,nsqdedupe/observer.py,nsqdedupe/outcomes.py,nsqdedupe/keeper.py,nsqdedupe/deduper.py
 
@@ -19,10 +20,10 @@ nsqdedupe/registry.py,nsqdedupe/observer.py,nsqdedupe/outcomes.py,nsqdedupe/keep
 SERVERS = NSQ_BIN_DIR="$$($(PY) tools/build-nsq --print-dir)" && export NSQ_BIN_DIR
 
 .DEFAULT_GOAL := help
-.PHONY: help install lint format types test servers demo bench clean
+.PHONY: help install lint format types test pynsq-tests servers demo bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: .venv/dev.stamp ## the package and all developer tools into .venv
 
@@ -45,16 +46,17 @@ install: .venv/dev.stamp ## the package and all developer tools into .venv
 	@touch $@
 
 lint: .venv/dev.stamp types ## ruff, its formatter, mypy
-	@$(PY) -m ruff check . tools/build-nsq
-	@$(PY) -m ruff format --check . tools/build-nsq
+	@$(PY) -m ruff check . tools/build-nsq tools/pynsq-tests
+	@$(PY) -m ruff format --check . tools/build-nsq tools/pynsq-tests
 
 types: .venv/dev.stamp ## mypy alone
 	@$(PY) -m mypy
-	@$(PY) -m mypy --strict examples/*.py benchmarks/*.py
+	@$(PY) -m mypy --strict examples/*.py
+	@$(PY) -m mypy --strict benchmarks/*.py
 
 format: .venv/dev.stamp ## rewrite the code as the formatter has it
-	@$(PY) -m ruff check --quiet --select I --fix . tools/build-nsq
-	@$(PY) -m ruff format . tools/build-nsq
+	@$(PY) -m ruff check --quiet --select I --fix . tools/build-nsq tools/pynsq-tests
+	@$(PY) -m ruff format . tools/build-nsq tools/pynsq-tests
 
 servers: .venv/python.stamp ## find nsqd and nsqlookupd 1.3, or build them
 	@$(PY) tools/build-nsq
@@ -63,12 +65,15 @@ test: .venv/dev.stamp ## every test, on real servers, with branch coverage (ARGS
 	@$(SERVERS) && $(PY) -m pytest -n 2 --cov --cov-report=term-missing:skip-covered $(ARGS)
 	@seen=$$($(PY) -m coverage report --include='$(CORE)' --show-missing --fail-under=100) || { echo "$$seen"; exit 1; }
 
+pynsq-tests: .venv/dev.stamp ## pynsq's own tests, on its reader and on ours (PYNSQ_SOURCE: where to clone them from)
+	@$(SERVERS) && $(PY) tools/pynsq-tests $(if $(PYNSQ_SOURCE),--source '$(PYNSQ_SOURCE)') $(ARGS)
+
 demo: .venv/runtime.stamp ## two nsqds, consumers, kills: what is lost? (INPUT=FILE, MESSAGES=N, OBSERVE=1)
 	@$(SERVERS) && $(PY) -m nsqdedupe demo $(if $(INPUT),--input '$(INPUT)') $(if $(MESSAGES),--messages '$(MESSAGES)') \
 	  $(if $(filter-out 0,$(OBSERVE)),--observe) $(ARGS)
 
-bench: .venv/dev.stamp ## run the benchmarks (ARGS: options of benchmarks/run.py)
-	@$(SERVERS) && $(PY) benchmarks/run.py $(ARGS)
+bench: .venv/dev.stamp ## run the benchmarks (BENCH: names of some, ARGS: their options)
+	@$(SERVERS) && for name in $(BENCH); do $(PY) benchmarks/$$name.py $(ARGS) || exit 1; done
 
 clean: ## remove all that was installed, built or cached
 	@rm -rf .venv .tools build dist .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache

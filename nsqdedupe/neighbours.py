@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 from urllib.parse import urlencode
 
-from tornado.httpclient import AsyncHTTPClient
+from nsqdedupe.lookupd import get_json, lookupd_url
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +90,7 @@ class Neighbours:
         """Nsqlookupd knows it; else it is mostly the next one, if the nsqd there says so itself."""
         query = urlencode({"topic": self._reader.topic})
         for lookupd in self._reader.lookupd_http_addresses:
-            base = lookupd if "://" in lookupd else f"http://{lookupd}"
-            found = await _get(f"{base.rstrip('/')}/lookup?{query}")
+            found = await _get(lookupd_url(lookupd, f"/lookup?{query}"))
             for producer in found.get("producers") or ():
                 if (producer.get("broadcast_address"), producer.get("tcp_port")) == (host, port):
                     http_port: int | None = producer.get("http_port")
@@ -108,8 +106,6 @@ def _in_url(host: str) -> str:
 async def _get(url: str) -> dict[str, Any]:
     """The JSON object at an address; an empty one if it cannot be had, for whatever reason."""
     try:
-        response = await AsyncHTTPClient().fetch(url, connect_timeout=1, request_timeout=2)
-        document = json.loads(response.body)
+        return await get_json(url)
     except Exception:  # noqa: BLE001 - this is a courtesy: it must never trouble the consumer
         return {}
-    return document if isinstance(document, dict) else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable, Mapping
@@ -23,6 +24,9 @@ LONGEST_PAUSE = 60.0
 
 UNKNOWN = "(outcome unknown)"
 """Ends a reason when the command may have been carried out for all we know."""
+
+_AT_ONCE = 1 << 16
+"""Bytes of a command that is written without waiting for others: nsqd works on it meanwhile."""
 
 
 class Ticket(Protocol):
@@ -76,6 +80,8 @@ class Pipeline:
         self._patience = patience
         self._changed = changed
         self._conn: _Connection | None = None
+        self.peer: object = None
+        """Whom it is connected to, as the system names it."""
         self._commands: CommandQueue[Ticket] = CommandQueue(lambda _: None)
         self._heard = 0.0
         """When it last sent something, or began to owe something."""
@@ -88,27 +94,50 @@ class Pipeline:
         self._loop = asyncio.get_running_loop()
         self._connect()
 
-    def send(self, command: bytes, ticket: Ticket) -> bool:
-        """Send a command, in one write with all others of this turn of the loop. False: it cannot be sent."""
+    @property
+    def load(self) -> int:
+        """Bytes of the commands that it has not answered."""
+        return self._commands.load
+
+    def send(self, command: bytes, ticket: Ticket, *, alone: bool = False) -> bool:
+        """Send a command, in one write with the others of this turn of the loop. False: it cannot be sent.
+
+        Args:
+            command: what is sent.
+
+            ticket: whose it is.
+
+            alone: nothing else is on its way meanwhile: nsqd may well refuse it, and ends the connection then.
+        """
         conn = self._conn
         if conn is None or conn.stream.closed():
             return False
         if not self._commands.owed:
             self._heard = self._loop.time()
-        self._commands.put(command, ticket)
+        self._commands.put(command, ticket, alone=alone)
+        if len(command) >= _AT_ONCE:
+            conn.flush()
         return True
 
     def close(self) -> None:
-        """Close at once. Idempotent. The answers that were owed are not reported any more."""
+        """Close once all that was sent is written, or `timeout` is over. Returns at once. Idempotent.
+
+        The answers that were owed are not reported any more.
+        """
+        conn = self._part()
+        if conn is not None:
+            conn.write_and_close(self._timeout)
+
+    # -- the connection --------------------------------------------------------------------------
+
+    def _part(self) -> _Connection | None:
+        """Have no connection from now on."""
         conn, self._conn = self._conn, None
         self.ready = False
         self._commands.clear()
         if self._timer is not None:
             self._timer.cancel()
-        if conn is not None:
-            conn.close()
-
-    # -- the connection --------------------------------------------------------------------------
+        return conn
 
     def _connect(self) -> None:
         # Neither is called: nsqd sends messages to subscribers only.
@@ -141,6 +170,8 @@ class Pipeline:
             logger.info("[%s] connected again", self.address)
         self._failures = 0
         self._heard = self._loop.time()
+        with contextlib.suppress(OSError):  # it has just ended; its close event comes
+            self.peer = conn.stream.socket.getpeername()
         self.ready = True
         self._changed()
 
@@ -184,7 +215,9 @@ class Pipeline:
             logger.warning("[%s] cannot publish to this nsqd: %s; connecting again", self.address, trouble)
         sent, held = self._commands.clear()
         was_ready = self.ready
-        self.close()
+        conn = self._part()
+        if conn is not None:
+            conn.close()
         self.trouble = trouble
         longest = min(LONGEST_PAUSE, 2 * SHORTEST_PAUSE * 2.0 ** min(self._failures, 20))
         self._failures += 1
@@ -232,6 +265,17 @@ class _Connection(Connection):
             self.stream = None  # type: ignore[assignment]  # as pynsq has it during the upgrade: nothing is read
             self.socket.close()
             self.trigger(nsq.event.ERROR, conn=self, error=nsq.protocol.SendError("cannot start TLS", error))
+
+    def write_and_close(self, timeout: float) -> None:
+        """Close when what was sent is written, after ``timeout`` seconds at the latest. Returns at once."""
+        if self._batching:
+            self.flush()
+            if self.stream.writing() and self._written is not None:
+                guard = self._loop.call_later(timeout, self.close)
+                self._written.add_done_callback(lambda _: guard.cancel())
+                self._written.add_done_callback(lambda _: self.close())
+                return
+        self.close()
 
     def send(self, data: bytes) -> Any:  # noqa: ANN401 - pynsq's signature
         """As usual, but after the end nothing is sent and nothing raised: a heartbeat may have come with it."""

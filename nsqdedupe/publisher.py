@@ -4,37 +4,76 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import weakref
 from collections.abc import Sequence
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import nsq
 
 from nsqdedupe import checks
-from nsqdedupe.commands import mpub, pub
+from nsqdedupe.cluster import Cluster, Copies
+from nsqdedupe.commands import ALONE, check_bodies, check_body, check_defer, cut, framed
 from nsqdedupe.connection import check_pynsq
 from nsqdedupe.errors import ConfigError, PublishError
 from nsqdedupe.options import CHECKS, check_options
+from nsqdedupe.permits import Permits
 from nsqdedupe.pipeline import UNKNOWN, Pipeline
-from nsqdedupe.publication import Publication
+from nsqdedupe.publication import Future, Publication, publish_error
 from nsqdedupe.version import USER_AGENT
+
+BATCH = 1_000
+"""Messages of one command at most: what comes of it is told to so many tasks in one turn of the loop."""
+
+BATCH_BYTES = ALONE // 4
+"""Bytes of a command of several messages at most."""
+
+LINGER = 0.002
+"""Seconds that messages wait for others at most, while an earlier command is not answered."""
+
+_DEFAULT_MAX_DEFER_MS = 3_600_000
+"""Nsqd's default for --max-req-timeout. What is deferred for longer may well be refused."""
+
+_CLOSED = "the writer is closed"
+
+_writers: weakref.WeakSet[ReplicatedWriter] = weakref.WeakSet()
 
 
 class ReplicatedWriter:
-    """Publishes each message to ``copies`` different nsqds. Consumers that de-duplicate handle it once.
+    """Publishes each message to several different nsqds. Consumers that de-duplicate handle it once.
 
     It connects when it is used first, and again whenever a connection is lost (after pauses of 0.1 s, then
-    longer ones, up to 60 s). Publishes rotate over the nsqds that are connected. When one fails, another
-    one that was not asked yet takes its place, as soon as it is connected. An nsqd that answers nothing for
-    ``timeout`` seconds (half of it while others are to spare) is taken for lost.
+    longer ones, up to 60 s). A message is sent to as many nsqds as must acknowledge it and to no more: to those
+    that owe the fewest answers, in turn among equals. Only when one fails, is lost or is silent for ``timeout``
+    seconds (half of it while others are to spare) another one takes its place, as soon as it is connected. An
+    outcome that is not known counts as a failure, so there may be a copy more than asked for, never one less.
+
+    Messages of one topic that are published in the same turn of the event loop, or within 2 ms while an earlier
+    command is not answered, go out as one command, of 1,000 messages or 256 KiB at most.
 
     Make one per event loop, inside or outside of it; call it from that loop's thread. Nothing here blocks.
+    ``async with`` stops it at the end (see `stop`).
 
     Args:
         nsqd_tcp_addresses: ``host:port`` of each nsqd, each nsqd under one name only.
 
-        copies: on how many nsqds a message must be, from 1 to the number of addresses.
+        copies: on how many nsqds a message must be: a number, ``"quorum"`` (more than half of them) or
+            ``"all"``. Of those that were given, a number from 1 to how many they are. These two words count the
+            nsqds that were given, those that nsqlookupd lists, and those that are connected; where
+            ``lookupd_http_addresses`` are given, they mean nothing until one of these has answered. nsqlookupd
+            lists an nsqd no longer once it is gone, so "all" then means all that are left.
 
-        timeout: seconds that a publish may take, connecting included; greater than 0.
+        lookupd_http_addresses: ``host:port`` of each nsqlookupd. Every nsqd that one of them lists is used too,
+            but not for topics for which it is tombstoned.
+
+        lookupd_poll_interval: seconds between two looks at nsqlookupd, at most; a whole number, 1 or more. It
+            looks more often while there are too few nsqds.
+
+        timeout: seconds that a message may take from when it is accepted until it is acknowledged, connecting
+            included; greater than 0.
+
+        max_pending: how many messages are accepted that are not yet acknowledged; 1 or more. Whoever
+            publishes more waits, first come first served.
 
         kwargs: options of `nsq.AsyncConn`, for example ``tls_v1``, ``snappy`` or ``auth_secret``.
 
@@ -47,70 +86,138 @@ class ReplicatedWriter:
 
     def __init__(
         self,
-        nsqd_tcp_addresses: str | list[str] | tuple[str, ...] | set[str],
-        copies: int = 2,
+        nsqd_tcp_addresses: str | list[str] | tuple[str, ...] | set[str] | None = None,
+        copies: Copies = 2,
         *,
+        lookupd_http_addresses: str | list[str] | tuple[str, ...] | set[str] | None = None,
+        lookupd_poll_interval: int = 60,
         timeout: float = 5.0,
+        max_pending: int = 10_000,
         **kwargs: Any,  # noqa: ANN401 - pynsq's options, checked below
     ) -> None:
         check_pynsq()
-        options = _check_options({"nsqd_tcp_addresses": nsqd_tcp_addresses, "user_agent": USER_AGENT, **kwargs})
-        given = options.pop("nsqd_tcp_addresses")
-        remedy = "a message has one copy per nsqd at most: ask for fewer, or give more nsqd_tcp_addresses"
-        self._copies = checks.integer("copies", copies, 1, len(given), remedy)
+        asked = {
+            "nsqd_tcp_addresses": nsqd_tcp_addresses,
+            "lookupd_http_addresses": lookupd_http_addresses,
+            "lookupd_poll_interval": lookupd_poll_interval,
+            "user_agent": USER_AGENT,
+            **kwargs,
+        }
+        self._options = _check_options(asked)
+        given, lookupds, interval = (self._options.pop(name) for name in list(asked)[:3])
+        _check_copies(copies, given, lookupds)
         self._timeout = checks.number("timeout", timeout, 0, open_low=True)
-        self._pipelines = [
-            Pipeline(address, options, timeout=self._timeout, patience=self._patience, changed=self._on_changed)
-            for address in given
-        ]
-        if len({pipeline.endpoint for pipeline in self._pipelines}) < len(given):
+        self._permits = Permits(checks.integer("max_pending", max_pending, 1))
+        if len({checks.tcp_address("nsqd_tcp_addresses", address) for address in given}) < len(given):
             raise checks.refuse("nsqd_tcp_addresses", given, "different addresses", "name each nsqd once")
-        self._ready: list[Pipeline] = []
-        self._turn = 0
+        self._cluster = Cluster(given, lookupds, interval, copies, make=self._pipeline, changed=self._on_changed)
+        self._most, self._most_bytes = min(BATCH, max_pending), BATCH_BYTES
+        self._batches: dict[str, Publication] = {}
+        """Those that take more messages in, by topic."""
+        self._turn_ends = False
+        self._linger: asyncio.TimerHandle | None = None
         self._publications: set[Publication] = set()
+        """All that are not settled."""
+        self._sent = 0
+        """How many of them were sent, as far as there were nsqds."""
         self._waiting: dict[Publication, None] = {}
         """Those that need more nsqds than are connected, oldest first."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = ""
 
-    async def publish(self, topic: str, body: bytes) -> tuple[str, ...]:
+    async def publish(self, topic: str, body: bytes, *, defer: float = 0) -> tuple[str, ...]:
         """Publish a message.
 
-        If the task is cancelled meanwhile, copies that were sent may be published all the same.
+        It waits while ``max_pending`` messages are pending. If the task is cancelled meanwhile, the message is
+        not published; cancelled later, copies that were sent may be published all the same.
 
         Args:
             topic: a topic name as nsqd takes it.
 
             body: 1 byte or more, up to nsqd's ``--max-msg-size``.
 
+            defer: seconds until nsqd delivers it, rounded up to milliseconds; up to nsqd's
+                ``--max-req-timeout``, an hour by default. Until then the copies are in the memory of their
+                nsqds only, and are lost with these.
+
         Returns:
             The addresses of the nsqds that acknowledged it, ``copies`` of them.
 
         Raises:
-            PublishError: fewer acknowledged it within ``timeout`` seconds, or it is certain already that
-                fewer will. Publishing it again is safe.
+            PublishError: fewer acknowledged it within ``timeout`` seconds after it was accepted, or it is
+                certain already that fewer will, or it waited as long to be accepted while others ran out of time.
+                Publishing it again is safe.
 
-            ConfigError: topic or body is none; nothing was sent.
+            ConfigError: topic, body or defer is none; nothing was sent.
         """
-        return await self._publish(pub(topic, body))
+        if type(topic) is not str or topic not in self._batches:
+            checks.nsq_name("topic", topic)
+        if type(body) is not bytes or not body:
+            check_body(body)
+        defer_ms = check_defer(defer) if defer != 0 or isinstance(defer, bool) else 0
+        loop = self._enter()
+        if not self._permits.take(1):
+            await self._permits.wait(1)
+        publication = self._alone(topic, defer_ms) if defer_ms else self._batch(topic, framed(body))
+        future: Future = loop.create_future()
+        publication.add(future, (body,))
+        if defer_ms:
+            self._send(publication)
+        elif publication.count >= self._most:
+            self._send_batch(topic)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._permits.give(publication.drop(future))
+            raise
 
     async def publish_many(self, topic: str, bodies: Sequence[bytes]) -> tuple[str, ...]:
-        """Publish several messages in one command, to the same nsqds.
+        """Publish several messages, in as few commands as possible.
+
+        It waits while ``max_pending`` messages are pending; there may be more bodies than that.
 
         Args:
             topic: a topic name as nsqd takes it.
 
-            bodies: of one message or more, all together up to nsqd's ``--max-body-size``.
+            bodies: of one message or more, each as for `publish`.
 
         Returns:
-            As `publish`.
+            The addresses of the nsqds that acknowledged one or more of them. Each message is on ``copies`` of them.
 
         Raises:
-            PublishError: as `publish`.
+            PublishError: as `publish`, for one or more of them. Its ``acknowledged`` are the nsqds that have
+                them all. Publishing all of them again is safe.
 
             ConfigError: the topic or one of the bodies is none, or there is no body; nothing was sent.
         """
-        return await self._publish(mpub(topic, bodies))
+        checks.nsq_name("topic", topic)
+        bodies = check_bodies(bodies)
+        loop = self._enter()
+        calls: list[tuple[Future, Publication]] = []
+        sent = 0
+        try:
+            for chunk in cut(bodies, self._most, self._most_bytes):
+                if not self._permits.take(len(chunk)):
+                    await self._permits.wait(len(chunk))
+                if any(future.done() and future.exception() for future, _ in calls):
+                    self._permits.give(len(chunk))
+                    break
+                publication = self._alone(topic)
+                future: Future = loop.create_future()
+                calls.append((future, publication))
+                publication.add(future, chunk)
+                self._send(publication)
+                sent += len(chunk)
+            if sent == len(bodies) and len(calls) == 1:
+                return await calls[0][0]
+            results = await asyncio.gather(*(future for future, _ in calls), return_exceptions=True)
+        except BaseException:
+            for future, publication in calls:
+                if not future.cancel() and not future.cancelled():
+                    future.exception()  # it is told of in this one's place
+                self._permits.give(publication.drop(future))
+            raise
+        return _together(results, self._cluster.wanted(topic), all_sent=sent == len(bodies))
 
     async def stop(self, timeout: float = 30) -> int:  # noqa: ASYNC109 - what is left is counted, not cancelled
         """Stop gracefully: take no more publishes, wait until the pending ones are answered, close.
@@ -119,88 +226,244 @@ class ReplicatedWriter:
             timeout: seconds to wait, 0 or more.
 
         Returns:
-            Number of publishes that were pending still, and failed: 0 if all were answered in time.
+            Number of messages that were pending still, and failed: 0 if all were answered in time.
         """
         checks.number("timeout", timeout, 0)
         self._ended = self._ended or "the writer is stopping"
-        pending = [publication.future for publication in self._publications]
-        if pending:
-            await asyncio.wait(pending, timeout=timeout)
-        left = sum(not future.done() for future in pending)
-        self.close()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._permits.idle()
+        except TimeoutError:
+            pass
+        finally:
+            left = self._permits.used + self._permits.wanted
+            self.close()
         return left
 
     def close(self) -> None:
-        """Close at once: pending publishes raise PublishError. Idempotent."""
-        self._ended = "the writer is closed"
-        for publication in self._publications:
-            unanswered = f"the writer was closed before its answer {UNKNOWN}"
-            publication.give_up(self._pipelines, unanswered, "the writer was closed before it was connected")
-        for pipeline in self._pipelines:
-            pipeline.close()
-        self._ready = []
+        """Send what was accepted and not sent yet, wait for no answer, and close. Returns at once. Idempotent.
 
-    # -- publishing ------------------------------------------------------------------------------
+        Pending publishes raise PublishError. A connection that cannot take all at once stays open until all is
+        written, for ``timeout`` seconds at most, if the event loop runs on.
+        """
+        self._ended = _CLOSED
+        if self._loop is not None and not self._loop.is_closed():
+            self._send_batches()
+        unasked = "the writer was closed before it was connected"
+        for publication in list(self._publications):
+            self._give_up(publication, f"the writer was closed before its answer {UNKNOWN}", unasked)
+        self._permits.refuse(lambda: publish_error(self._cluster.wanted(), (), {}, _CLOSED))
+        self._cluster.close()
 
-    async def _publish(self, command: bytes) -> tuple[str, ...]:
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    # -- collecting ------------------------------------------------------------------------------
+
+    def _enter(self) -> asyncio.AbstractEventLoop:
+        """A call begins: start if need be."""
         loop = asyncio.get_running_loop()
         if self._ended:
-            text = f"published to 0 of {self._copies} nsqds: {self._ended}; make another one"
-            raise PublishError(text, acknowledged=(), failed={})
+            raise publish_error(self._cluster.wanted(), (), {}, f"{self._ended}; make another one")
         if self._loop is None:
             self._loop = loop
-            for pipeline in self._pipelines:
-                pipeline.start()
+            _writers.add(self)
+            self._cluster.start()
         elif self._loop is not loop:
             raise ConfigError("this writer was used on another event loop: make one writer per event loop")
-        publication = Publication(command, self._copies, loop.create_future(), self._place)
+        return loop
+
+    def _batch(self, topic: str, size: int) -> Publication:
+        """The batch of a topic that has room for so many bytes."""
+        batch = self._batches.get(topic)
+        if batch is not None and batch.size + size <= self._most_bytes:
+            return batch
+        self._send_batch(topic)
+        batch = self._batches[topic] = self._alone(topic)
+        if not self._turn_ends:
+            self._turn_ends = True
+            self._running().call_soon(self._on_turn_end)
+        return batch
+
+    def _alone(self, topic: str, defer_ms: int = 0) -> Publication:
+        publication = Publication(
+            topic,
+            place=self._place,
+            settled=self._on_settled,
+            split=self._on_split,
+            defer_ms=defer_ms,
+            alone=defer_ms > _DEFAULT_MAX_DEFER_MS,
+        )
         self._publications.add(publication)
+        self._time(publication, self._timeout)
+        return publication
+
+    def _time(self, publication: Publication, seconds: float) -> None:
         # One turn after it has run out: when the loop was blocked, answers that have come are read before.
-        timer = loop.call_later(self._timeout, loop.call_soon, self._on_late, publication)
-        self._place(publication)
-        try:
-            return await publication.future
-        finally:
-            timer.cancel()
-            self._publications.discard(publication)
-            self._waiting.pop(publication, None)
+        loop = self._running()
+        publication.timer = loop.call_later(seconds, loop.call_soon, self._on_late, publication)
+
+    def _on_turn_end(self) -> None:
+        self._turn_ends = False
+        if not self._sent:
+            self._send_batches()
+        elif self._batches and self._linger is None:
+            # An nsqd that is busy is better served with fewer commands; the next answer sends them, too.
+            self._linger = self._running().call_later(LINGER, self._send_batches)
+
+    def _send_batches(self) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        for topic in list(self._batches):
+            self._send_batch(topic)
+
+    def _send_batch(self, topic: str) -> None:
+        batch = self._batches.pop(topic, None)
+        if batch is not None:
+            self._send(batch)
+
+    # -- sending ---------------------------------------------------------------------------------
+
+    def _send(self, publication: Publication) -> None:
+        if not publication.done:
+            self._sent += 1
+            publication.sent = True
+            self._place(publication)
 
     def _place(self, publication: Publication) -> None:
         """Ask as many more nsqds as it needs. If there are not enough, let it wait, or fail if that cannot help."""
-        ready = self._ready
-        self._turn += 1
-        for turn in range(self._turn, self._turn + len(ready)):
-            if not publication.unplaced:
+        topic = publication.topic
+        publication.aim(self._cluster.wanted(topic))
+        for pipeline in self._cluster.next_ready(topic):
+            if publication.done or publication.unplaced <= 0:
                 break
-            publication.ask(ready[turn % len(ready)])
-        if publication.unplaced and publication.asked < len(self._pipelines):
+            publication.ask(pipeline)
+        if publication.done:
+            return
+        wants = publication.unplaced > 0 or not publication.copies
+        known = self._cluster.known(topic)
+        if wants and (self._cluster.may_grow() or not all(map(publication.was_asked, known))):
             self._waiting[publication] = None
             return
         self._waiting.pop(publication, None)
-        if publication.unplaced and publication.hangs:
-            publication.give_up(self._pipelines, "")
-
-    def _on_late(self, publication: Publication) -> None:
-        publication.give_up(self._pipelines, f"no answer within {self._timeout:g} s {UNKNOWN}")
+        if wants and publication.hangs:
+            self._give_up(publication, "")
 
     def _on_changed(self) -> None:
-        self._ready = [pipeline for pipeline in self._pipelines if pipeline.ready]
         for publication in list(self._waiting):
-            if not publication.future.done():
+            if not publication.done:
                 self._place(publication)
+
+    # -- the end of a publication ----------------------------------------------------------------
+
+    def _on_settled(self, publication: Publication) -> None:
+        self._forget(publication)
+        self._permits.give(publication.count)
+        if publication.sent:
+            self._sent -= 1
+            if self._batches:
+                self._send_batches()
+
+    def _forget(self, publication: Publication) -> None:
+        if publication.timer is not None:
+            publication.timer.cancel()
+        self._publications.discard(publication)
+        self._waiting.pop(publication, None)
+        if self._batches.get(publication.topic) is publication:
+            del self._batches[publication.topic]
+
+    def _on_split(self, publication: Publication, parts: Sequence[Publication], reason: str) -> None:
+        """Nsqd refused a command for one of its messages, or for its size."""
+        if reason.startswith("E_BAD_BODY"):
+            self._most_bytes = max(self._most_bytes // 2, 1)
+        timer, loop = publication.timer, self._running()
+        left = self._timeout if timer is None else timer.when() - loop.time()
+        self._forget(publication)
+        self._sent -= 1
+        self._publications.update(parts)
+        for part in parts:
+            self._time(part, left)
+        for part in parts:
+            self._send(part)
+
+    def _on_late(self, publication: Publication) -> None:
+        self._give_up(publication, f"no answer within {self._timeout:g} s {UNKNOWN}")
+        long_ago = self._running().time() - self._timeout
+        self._permits.refuse(self._not_accepted, long_ago)
+
+    def _not_accepted(self) -> PublishError:
+        text = f"not accepted within {self._timeout:g} s, max_pending={self._permits.limit} others are pending"
+        known = self._cluster.known()
+        failed = {p.address: f"not connected: {p.trouble}" for p in known if not p.ready}
+        return publish_error(self._cluster.wanted(), (), failed, text)
+
+    def _give_up(self, publication: Publication, unanswered: str, unasked: str = "") -> None:
+        topic = publication.topic
+        publication.give_up(self._cluster.known(topic), unanswered, unasked, self._cluster.shortage(topic))
+
+    # -- nsqds -----------------------------------------------------------------------------------
+
+    def _pipeline(self, address: str) -> Pipeline:
+        return Pipeline(
+            address,
+            self._options,
+            timeout=self._timeout,
+            patience=self._patience,
+            changed=self._on_pipeline,
+        )
+
+    def _on_pipeline(self) -> None:
+        self._cluster.look()
 
     def _patience(self) -> float:
         # With nsqds to spare it costs little to take a slow one for lost, and publishes still succeed elsewhere.
-        return self._timeout / 2 if len(self._ready) > self._copies else self._timeout
+        return self._timeout / 2 if len(self._cluster.ready) > self._cluster.wanted() else self._timeout
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        assert self._loop is not None  # noqa: S101 - every call has passed _enter
+        return self._loop
+
+
+def live_writers(loop: asyncio.AbstractEventLoop) -> list[ReplicatedWriter]:
+    """All writers that were used on an event loop and not closed."""
+    return [writer for writer in _writers if writer._loop is loop and writer._ended != _CLOSED]  # noqa: SLF001
+
+
+def _together(results: Sequence[tuple[str, ...] | BaseException], copies: int, *, all_sent: bool) -> tuple[str, ...]:
+    """What came of several commands, as what came of one call."""
+    errors = [result for result in results if isinstance(result, PublishError)]
+    if not errors:
+        return tuple(dict.fromkeys(address for result in results if isinstance(result, tuple) for address in result))
+    holders = [error.acknowledged for error in errors]
+    holders += [result for result in results if isinstance(result, tuple)]
+    everywhere = [one for one in holders[0] if all_sent and all(one in holder for holder in holders)]
+    failed = {address: reason for error in errors for address, reason in error.failed.items()}
+    raise publish_error(copies, everywhere, failed, f"{len(errors)} of {len(results)} commands failed")
+
+
+def _check_copies(copies: object, given: Sequence[str], lookupds: Sequence[str]) -> None:
+    if isinstance(copies, str) and copies in {"quorum", "all"}:
+        return
+    accepted = "a whole number of 1 or more" if lookupds else f"a whole number from 1 to {len(given)}"
+    if not isinstance(copies, int) or isinstance(copies, bool) or copies < 1:
+        raise checks.refuse("copies", copies, f"{accepted}, 'quorum' or 'all'")
+    if not lookupds and copies > len(given):
+        remedy = "a message has one copy per nsqd at most: ask for fewer, or give more nsqd_tcp_addresses"
+        raise checks.refuse("copies", copies, f"{accepted}, 'quorum' or 'all'", remedy)
 
 
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:
     """Those of a connection only; a writer has no topic, channel or handler."""
-    known = [name for name in inspect.signature(nsq.AsyncConn).parameters if name in CHECKS and name != "timeout"]
-    unknown = sorted(set(options) - {"nsqd_tcp_addresses", *known})
+    own = ["nsqd_tcp_addresses", "lookupd_http_addresses", "lookupd_poll_interval"]
+    conn = [name for name in inspect.signature(nsq.AsyncConn).parameters if name in CHECKS and name != "timeout"]
+    unknown = sorted(set(options) - {*own, *conn})
     if unknown:
-        known = ["nsqd_tcp_addresses", "copies", "timeout", *known]
+        known = [own[0], "copies", *own[1:], "timeout", "max_pending", *conn]
         raise ConfigError(f"unknown option {unknown[0]!r}: known are {', '.join(known)}")
-    if not checks.strings("nsqd_tcp_addresses", options["nsqd_tcp_addresses"]):
-        raise ConfigError("nsqd_tcp_addresses is empty: give 'host:port' of each nsqd to publish to")
     return check_options(options)

@@ -14,7 +14,7 @@ import pytest
 import trustme
 from consumers import bodies, on_loop
 from servers import Servers, eventually_async
-from writers import addresses, on_each, tls, writing
+from writers import addresses, on_each, pipelines, ready, tls, turns, writing
 
 from nsqdedupe import ConfigError, PublishError, ReplicatedWriter
 from nsqdedupe.cli.local_nsq import Nsqd
@@ -47,7 +47,7 @@ def test_copies_go_to_different_nsqds_and_are_spread_over_all(
     async def main() -> None:
         async with writing(nsqds, copies) as writer:
             # Not before all are connected: until then those that are get what they can.
-            await eventually_async(lambda: writer.publish(topic, b"hello"), until=lambda _: len(writer._ready) == 3)
+            await eventually_async(lambda: writer.publish(topic, b"hello"), until=lambda _: ready(writer) == 3)
             answers = {body: await writer.publish(topic, body) for body in messages}
         assert {len(set(answer)) for answer in answers.values()} == {copies}
         found = await on_each(nsqds, topic, channel)
@@ -195,12 +195,12 @@ def test_heartbeats_are_answered(nsqd: Nsqd, topic: str) -> None:
     async def main() -> None:
         async with writing([nsqd], 1, heartbeat_interval=1) as writer:
             await writer.publish(topic, b"body")
-            conn: Any = writer._pipelines[0]._conn
+            conn: Any = pipelines(writer)[0]._conn
             beats: list[object] = []
             conn.on(nsq.event.HEARTBEAT, lambda **heard: beats.append(heard))
             await eventually_async(lambda: len(beats) >= 4)
             await writer.publish(topic, b"body")
-            assert writer._pipelines[0]._conn is conn
+            assert pipelines(writer)[0]._conn is conn
 
     on_loop(main())
 
@@ -212,8 +212,8 @@ def test_a_blocked_loop_reads_what_has_come_before_it_gives_up(
         async with writing([nsqd], 1, timeout=0.5) as writer:
             await writer.publish(topic, b"first")
             publishing = asyncio.ensure_future(writer.publish(topic, b"second"))
-            conn: Any = writer._pipelines[0]._conn
-            await asyncio.sleep(0)
+            conn: Any = pipelines(writer)[0]._conn
+            await turns(2)
             conn.flush()
             # Blocks this loop, on purpose, for longer than the timeout of the publish.
             subprocess.run(["sleep", "1"], check=True)  # noqa: ASYNC221

@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 from consumers import bodies, on_loop
 from servers import Servers, eventually_async
-from writers import addresses, failure, frozen, on_each, works_again, writing
+from writers import addresses, failure, frozen, on_each, ready, works_again, writing
 
 from nsqdedupe import PublishError
 from nsqdedupe.cli.local_nsq import DURABLE, Nsqd
@@ -163,7 +163,7 @@ def test_one_of_three_freezes_and_publishes_go_on(servers: Servers, topic: str) 
 
     async def main() -> None:
         async with writing(nsqds, timeout=2) as writer:
-            await eventually_async(lambda: writer.publish(topic, b"hello"), until=lambda _: len(writer._ready) == 3)
+            await eventually_async(lambda: writer.publish(topic, b"hello"), until=lambda _: ready(writer) == 3)
             with frozen(nsqds[0]):
                 answers = await asyncio.gather(*(writer.publish(topic, body) for body in bodies(300)))
                 awake = set(addresses(nsqds[1:]))
@@ -185,7 +185,7 @@ def test_one_of_two_freezes_and_the_error_names_it_in_time(nsqd_pair: Pair, topi
                 assert re.fullmatch(
                     r"no answer (within|for) 0\.5\d* s \(outcome unknown\)", error.failed[asleep.tcp_address]
                 )
-                await eventually_async(lambda: len(writer._ready) == 1)
+                await eventually_async(lambda: ready(writer) == 1)
                 error = await failure(writer, topic)
                 assert "not connected: no answer for" in error.failed[asleep.tcp_address]
             assert len(await works_again(writer, topic)) == 2
@@ -200,7 +200,7 @@ def test_a_silent_nsqd_is_noticed_without_any_publish(nsqd: Nsqd, topic: str) ->
         async with writing([nsqd], 1, timeout=0.4, heartbeat_interval=1) as writer:
             await writer.publish(topic, b"first")
             with frozen(nsqd):
-                await eventually_async(lambda: not writer._ready)
+                await eventually_async(lambda: not ready(writer))
 
     on_loop(main())
 

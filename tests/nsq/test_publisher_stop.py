@@ -10,7 +10,7 @@ import nsq.event
 import pytest
 from consumers import bodies, on_loop
 from servers import Servers, eventually_async
-from writers import failure, frozen, tls, writing
+from writers import failure, frozen, pipelines, ready, tls, turns, writing
 
 from nsqdedupe import ConfigError, PublishError
 from nsqdedupe.cli.local_nsq import Nsqd
@@ -71,7 +71,7 @@ def test_close_says_whose_outcome_is_unknown(nsqd_pair: Pair, topic: str) -> Non
         async with writing(nsqd_pair) as writer:
             await writer.publish(topic, b"first")
             dead.kill()
-            await eventually_async(lambda: len(writer._ready) == 1)
+            await eventually_async(lambda: ready(writer) == 1)
             with frozen(asleep):
                 pending = [asyncio.ensure_future(writer.publish(topic, body)) for body in bodies(10)]
                 await asyncio.sleep(0)
@@ -125,7 +125,7 @@ def test_closing_while_it_negotiates_tls_leaves_nothing(servers: Servers, topic:
         async with writing([nsqd], 1, **options) as writer:
             pending = asyncio.ensure_future(writer.publish(topic, b"body"))
             await asyncio.sleep(0)
-            conn: Any = writer._pipelines[0]._conn
+            conn: Any = pipelines(writer)[0]._conn
             # The upgrade begins just after this event.
             conn.on(nsq.event.IDENTIFY_RESPONSE, lambda **_: asyncio.get_running_loop().call_soon(writer.close))
             with pytest.raises(PublishError, match="before it was connected"):
@@ -141,7 +141,7 @@ def test_a_look_that_was_due_when_it_was_closed_does_nothing(nsqd: Nsqd, topic: 
         async with writing([nsqd], 1) as writer:
             await writer.publish(topic, b"body")
             writer.close()
-            writer._pipelines[0]._watch()
+            pipelines(writer)[0]._watch()
 
     on_loop(main())
 
@@ -156,7 +156,7 @@ def test_a_publish_that_was_cancelled_is_not_sent_any_more(nsqd_pair: Pair, topi
             await asyncio.sleep(0)
             connected = writer._on_changed
             publishing.cancel()
-            writer._ready = list(writer._pipelines)
+            writer._cluster.ready = pipelines(writer)
             connected()  # before the task has noticed that it was cancelled
             with pytest.raises(asyncio.CancelledError):
                 await publishing
@@ -171,22 +171,22 @@ def test_an_answer_that_comes_after_the_publish_was_given_up_is_taken_off_the_ri
         async with writing([nsqd], 1, timeout=30) as writer:
             await writer.publish(topic, b"first")
             with frozen(nsqd):
-                given_up: Any = asyncio.ensure_future(writer.publish(topic, b"given up"))
+                given_up: Any = asyncio.ensure_future(writer.publish(f"{topic}-2", b"given up"))
                 wanted = asyncio.ensure_future(writer.publish(topic, b"wanted"))
-                await asyncio.sleep(0)
+                await turns(2)
                 given_up.cancel()
             assert await wanted == (nsqd.tcp_address,)
             assert await writer.stop() == 0
 
     on_loop(main())
-    assert nsqd.depth(topic) == 3
+    assert [nsqd.depth(topic), nsqd.depth(f"{topic}-2")] == [2, 1]
 
 
 def test_a_connection_that_ends_just_now_is_not_written_to(nsqd: Nsqd, topic: str) -> None:
     async def main() -> None:
         async with writing([nsqd], 1, timeout=30) as writer:
             await writer.publish(topic, b"first")
-            conn: Any = writer._pipelines[0]._conn
+            conn: Any = pipelines(writer)[0]._conn
             conn.stream.close()
             assert await writer.publish(topic, b"second") == (nsqd.tcp_address,)
 

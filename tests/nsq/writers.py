@@ -19,6 +19,7 @@ from servers import Servers, eventually, eventually_async
 
 from nsqdedupe import PublishError, ReplicatedWriter
 from nsqdedupe.cli.local_nsq import Nsqd
+from nsqdedupe.pipeline import Pipeline
 
 
 def addresses(nsqds: Iterable[Nsqd]) -> list[str]:
@@ -37,6 +38,22 @@ async def writing(to: Iterable[Nsqd | str], copies: int = 2, **options: Any) -> 
         writer.close()
     await eventually_async(lambda: (asyncio.all_tasks(), _sockets()), until=lambda now: now == before)
     assert _timers() == []
+
+
+async def turns(count: int) -> None:
+    """Let the event loop go round so often. After two, what was published is sent, if it need not wait."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def ready(writer: ReplicatedWriter) -> int:
+    """How many nsqds take its commands now."""
+    return len(writer._cluster.ready)
+
+
+def pipelines(writer: ReplicatedWriter) -> list[Pipeline]:
+    """One for each nsqd that it knows."""
+    return [member.pipeline for member in writer._cluster._members.values()]
 
 
 def tls(servers: Servers, directory: Path) -> tuple[Nsqd, dict[str, Any]]:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from nsqdedupe import ConfigError
-from nsqdedupe.commands import ALONE, CommandQueue, mpub, pub
+from nsqdedupe.commands import ALONE, CommandQueue, check_bodies, check_body, check_defer, cut, dpub, mpub, pub
 
 LARGE = b"L" * ALONE
 SECRET = "do not show"
@@ -24,12 +24,8 @@ def test_many_messages_on_the_wire() -> None:
     assert mpub("events#ephemeral", (b"a", b"bcd")) == expected
 
 
-@pytest.mark.parametrize("topic", ["", "has space", "new\nline", "x" * 65, b"bytes", None, 7, "events#other", "ümlaut"])
-def test_a_topic_that_nsqd_would_refuse_is_refused(topic: object) -> None:
-    with pytest.raises(ConfigError, match=r"^topic="):
-        pub(topic, b"body")
-    with pytest.raises(ConfigError, match=r"^topic="):
-        mpub(topic, [b"body"])
+def test_a_deferred_message_on_the_wire() -> None:
+    assert dpub("events", 1500, b"body") == b"DPUB events 1500\n\x00\x00\x00\x04body"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +42,7 @@ def test_a_topic_that_nsqd_would_refuse_is_refused(topic: object) -> None:
 )
 def test_a_body_that_nsqd_would_refuse_is_refused_and_not_shown(body: object, says: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(says)) as refused:
-        pub("events", body)
+        check_body(body)
     assert SECRET not in str(refused.value)
 
 
@@ -67,7 +63,7 @@ def test_a_body_that_nsqd_would_refuse_is_refused_and_not_shown(body: object, sa
 )
 def test_a_list_that_nsqd_would_refuse_is_refused_and_not_shown(bodies: object, says: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(says)) as refused:
-        mpub("events", bodies)
+        check_bodies(bodies)
     assert SECRET not in str(refused.value)
 
 
@@ -75,8 +71,38 @@ def test_a_subclass_of_bytes_is_bytes() -> None:
     class Body(bytes):
         __slots__ = ()
 
-    assert pub("events", Body(b"body")) == pub("events", b"body")
-    assert mpub("events", [Body(b"body")]) == mpub("events", [b"body"])
+    assert pub("events", check_body(Body(b"body"))) == pub("events", b"body")
+    assert mpub("events", check_bodies([Body(b"body")])) == mpub("events", [b"body"])
+
+
+@pytest.mark.parametrize(("defer", "defer_ms"), [(0, 0), (1, 1000), (0.25, 250), (0.0001, 1), (1.0001, 1001)])
+def test_a_delay_is_rounded_up_to_milliseconds(defer: float, defer_ms: int) -> None:
+    assert check_defer(defer) == defer_ms
+
+
+@pytest.mark.parametrize("defer", [-1, -0.001, 1e9 + 1, float("nan"), float("inf"), True, False, "1", None, b"1"])
+def test_a_delay_that_is_none_is_refused(defer: object) -> None:
+    with pytest.raises(ConfigError, match=r"^defer="):
+        check_defer(defer)
+
+
+@pytest.mark.parametrize(
+    ("most", "most_bytes", "cuts"),
+    [
+        (10, 1000, ["abcde"]),
+        (2, 1000, ["ab", "cd", "e"]),
+        (1, 1000, ["a", "b", "c", "d", "e"]),
+        (5, 40, ["abcde"]),
+        (5, 39, ["abcd", "e"]),
+        (10, 16, ["ab", "cd", "e"]),
+        (10, 15, ["a", "b", "c", "d", "e"]),
+        (10, 1, ["a", "b", "c", "d", "e"]),
+    ],
+)
+def test_bodies_are_cut_where_a_command_is_full(most: int, most_bytes: int, cuts: list[str]) -> None:
+    """Four bytes each, and four more for the size."""
+    bodies = [letter.encode() * 4 for letter in "abcde"]
+    assert ["".join(chr(body[0]) for body in chunk) for chunk in cut(bodies, most, most_bytes)] == cuts
 
 
 class Wire:
@@ -123,6 +149,28 @@ def test_a_command_just_below_the_limit_waits_for_nobody() -> None:
     wire = Wire()
     wire.put(first=b"1", almost=LARGE[1:])
     assert len(wire.sent) == 2
+
+
+def test_a_small_command_may_be_sent_alone_too() -> None:
+    wire = Wire()
+    wire.put(first=b"1")
+    wire.queue.put(b"2", "alone", alone=True)
+    wire.put(behind=b"3")
+    assert wire.sent == [b"1"]
+    assert wire.queue.take() == "first"
+    assert wire.sent == [b"1", b"2"]
+    assert wire.queue.take() == "alone"
+    assert wire.sent == [b"1", b"2", b"3"]
+
+
+def test_the_load_is_what_is_not_answered() -> None:
+    wire = Wire()
+    wire.put(first=b"12345", large=LARGE)
+    assert wire.queue.load == 5 + ALONE
+    wire.queue.take()
+    assert wire.queue.load == ALONE
+    wire.queue.clear()
+    assert wire.queue.load == 0
 
 
 def test_clearing_tells_what_was_sent_from_what_was_not() -> None:
