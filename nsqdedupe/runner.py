@@ -38,6 +38,9 @@ BACKLOG = 8 << 20
 """Bytes read and not yet handled at which reading pauses. Until then heartbeats are never kept waiting."""
 
 
+_GOOD = (Outcome.HANDLED, Outcome.GIVEN_UP, Outcome.INVALID)
+
+
 class ReaderLike(Hooks, Protocol):
     """What is needed of the reader: pynsq's own names."""
 
@@ -133,8 +136,8 @@ class Runner:
 
     def close(self) -> None:
         """Answer what handlers have answered, and look after nothing any more."""
-        self._deduper.settle()
         self._closed = True
+        self._deduper.settle()
         self._flush()
         for timer in (self._timer, self._ticker):
             if timer is not None:
@@ -273,7 +276,7 @@ class Runner:
         for message in cast("Sequence[Message]", deliveries):
             conn = message.conn
             if ran and (reader.backoff_timer.interval or not reader.backoff_block_completed):
-                self._tell(conn, nsq.event.RESUME)
+                self._tell(message, nsq.event.RESUME)
             if message.counted:
                 self._places.leave(message)
             conn.fins.append(message.id)
@@ -283,13 +286,18 @@ class Runner:
         message = cast("Message", delivery)
         conn = message.conn
         if ran:
-            self._tell(conn, nsq.event.BACKOFF if message.backoff else nsq.event.CONTINUE)
+            self._tell(message, nsq.event.BACKOFF if message.backoff else nsq.event.CONTINUE)
         self._places.leave(message)
         if not conn.closed():
             conn.send(nsq.protocol.requeue(message.id, math.ceil(delay * 1000)))
 
-    def _tell(self, conn: Connection, event: str) -> None:
+    def _tell(self, message: Message, event: str) -> None:
         """Let the backoff take note; the answer goes out even if a hook of the application breaks there."""
+        if self._closed:
+            return  # a block would begin that nobody is left to end
+        conn = message.conn
+        # In pynsq the message is in flight until then: where RDY is scarce, its connection passes RDY on.
+        self._places.enter(message)
         try:
             conn.trigger(event, conn=conn)
         except Exception:
@@ -300,8 +308,13 @@ class Runner:
         self._places.hold(cast("Message", delivery))
 
     def abandon(self, delivery: Delivery, /) -> None:
-        """Let the connection forget a message that will not be answered."""
-        self._places.leave(cast("Message", delivery))
+        """Let the connection forget a message that will not be answered. If its run has ended, the backoff is told."""
+        message = cast("Message", delivery)
+        if message.outcome in _GOOD:
+            self._tell(message, nsq.event.RESUME)
+        elif message.outcome is Outcome.FAILED:
+            self._tell(message, nsq.event.BACKOFF if message.backoff else nsq.event.CONTINUE)
+        self._places.leave(message)
 
     def starved(self) -> bool:
         """Whether handlers must answer before anything else can come; see `Places.all_held`."""
