@@ -13,7 +13,7 @@ from mmh3 import mmh3_x64_128_digest
 
 from nsqdedupe import sizing
 from nsqdedupe.errors import ConfigError, KeyExtractionError
-from nsqdedupe.fingerprint import BODY, Message, fingerprinter, json_field, key_hasher, kind_of
+from nsqdedupe.fingerprint import BODY, Message, fingerprinter, hashing_of, json_field, key_hasher, kind_of
 from nsqdedupe.tables.opposite_bloom import OppositeBloomFilter
 
 SECRET = b"k" * 32
@@ -90,6 +90,14 @@ def test_equal_bodies_are_one_message_per_topic_and_channel() -> None:
 def test_a_secret_changes_every_fingerprint() -> None:
     assert len({of(BODY, b"paid"), of(BODY, b"paid", b"one"), of(BODY, b"paid", b"two")}) == 3
     assert of(BODY, b"paid", b"one") == of(BODY, b"paid", b"one")
+
+
+def test_how_fingerprints_are_made_is_told_without_the_secret() -> None:
+    """Kept in files: a change would have every release refuse those of the one before."""
+    assert hashing_of(None) == "mmh3-x64-128"
+    assert hashing_of(SECRET) == "blake2b-128 key bb24574b156b938b"
+    assert len({hashing_of(None), hashing_of(b"one"), hashing_of(b"two")}) == 3
+    assert max(len(hashing_of(secret)) for secret in (b"x", b"x" * 64)) <= 64
 
 
 def test_keys_say_what_they_are() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from collections import deque
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -51,9 +53,9 @@ class ListOfFifos:
                 bucket[place] = None
 
 
-def run_both(buckets: int, ways: int, tag_bytes: int, steps: Iterable[Step]) -> None:
+def run_both(buckets: int, ways: int, tag_bytes: int, steps: Iterable[Step], path: Path | None = None) -> None:
     """Take each step on a table and on the model, and compare what they answer."""
-    table = OppositeBloomFilter(buckets * ways, ways, tag_bytes)
+    table = OppositeBloomFilter(buckets * ways, ways, tag_bytes, path)
     model = ListOfFifos(buckets, ways, tag_bytes)
     for verb, fps in steps:
         expected = [getattr(model, verb.removesuffix("_many"))(fp) for fp in fps]
@@ -63,6 +65,7 @@ def run_both(buckets: int, ways: int, tag_bytes: int, steps: Iterable[Step]) -> 
             assert getattr(table, verb)(fps) is None
         else:
             assert getattr(table, verb)(fps) == expected
+    table.close()
 
 
 # Few byte values, so that tags meet across slots, are zero, or equal the tag that stands for zero.
@@ -72,19 +75,34 @@ heads = st.lists(st.sampled_from(b"\0\0\0\1\xff"), min_size=8, max_size=8).map(b
 tails = st.sampled_from([b"\0" * 8, b"\1" + b"\0" * 7, b"\2" + b"\0" * 7, b"\1" * 8, b"\xff" * 8])
 
 
+steps_on_tags_that_look_alike = st.lists(
+    st.tuples(st.sampled_from(VERBS), st.lists(st.builds(bytes.__add__, heads, tails), max_size=8)), max_size=40
+)
+
+
 @settings(deadline=None, max_examples=300)
 @given(
     buckets=st.integers(1, 3),
     ways=st.integers(1, 64),
     tag_bytes=st.sampled_from([8, 16]),
-    steps=st.lists(
-        st.tuples(st.sampled_from(VERBS), st.lists(st.builds(bytes.__add__, heads, tails), max_size=8)), max_size=40
-    ),
+    steps=steps_on_tags_that_look_alike,
 )
 def test_it_behaves_as_a_list_of_queues_on_tags_that_look_alike(
     buckets: int, ways: int, tag_bytes: int, steps: list[Step]
 ) -> None:
     run_both(buckets, ways, tag_bytes, steps)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    buckets=st.integers(1, 3),
+    ways=st.integers(1, 64),
+    tag_bytes=st.sampled_from([8, 16]),
+    steps=steps_on_tags_that_look_alike,
+)
+def test_it_behaves_so_in_a_file_too(buckets: int, ways: int, tag_bytes: int, steps: list[Step]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        run_both(buckets, ways, tag_bytes, steps, Path(folder) / "seen.table")
 
 
 @pytest.mark.parametrize("tag_bytes", [8, 16])
@@ -95,3 +113,14 @@ def test_it_behaves_as_a_list_of_queues_at_every_number_of_ways(tag_bytes: int) 
         known = [chance.randbytes(16) for _ in range(6 * ways)]
         verbs = [verb for verb in VERBS if verb != "discard_many"]
         run_both(3, ways, tag_bytes, [(chance.choice(verbs), chance.choices(known, k=5)) for _ in range(20 * ways)])
+
+
+@pytest.mark.parametrize("tag_bytes", [8, 16])
+@pytest.mark.parametrize("ways", [1, 3, 32, 64])
+def test_it_behaves_as_a_list_of_queues_in_a_file(tmp_path: Path, ways: int, tag_bytes: int) -> None:
+    """The buckets of some of these lie across the pages of the file."""
+    chance = random.Random(ways)
+    known = [chance.randbytes(16) for _ in range(200 * ways)]
+    verbs = [verb for verb in VERBS if not verb.startswith("discard")]
+    steps = [(chance.choice(verbs), chance.choices(known, k=5)) for _ in range(3000)]
+    run_both(100, ways, tag_bytes, steps, tmp_path / "seen.table")

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import nsq
@@ -13,6 +14,7 @@ import pytest
 
 import nsqdedupe.connection
 from nsqdedupe import BODY, ConfigError, DedupeReader, MemoryStore, MissingDependency, json_field
+from nsqdedupe.fingerprint import hashing_of
 from nsqdedupe.options import CHECKS, check_options
 from nsqdedupe.reader import live_readers
 
@@ -167,6 +169,23 @@ def test_options_that_contradict_each_other_are_refused(options: dict[str, Any],
     text = refused(words[0], **options)
     for word in words:
         assert word in text
+
+
+def test_readers_of_one_store_need_one_secret(tmp_path: Path) -> None:
+    """In a file, also the readers of the next process. Topics, channels and keys may differ."""
+    for path in (None, tmp_path / "seen.table"):
+        store = MemoryStore(window=10, path=path)
+        build(store=store, secret=b"one")
+        build(store=store, secret=b"one", topic="other", key=json_field("id"))
+        for secret in (None, b"another"):
+            text = refused("its fingerprints are made with blake2b-128 key ", store=store, secret=secret)
+            assert f"not with {hashing_of(secret)}" in text
+            assert "b'another'" not in text
+        store.close()
+    reopened = MemoryStore(window=10, path=tmp_path / "seen.table")
+    build(store=reopened, secret=b"one")
+    assert "mmh3-x64-128" in refused("seen.table", store=reopened)
+    reopened.close()
 
 
 @pytest.mark.parametrize("switch", [{}, {"tls_v1": False}], ids=["left out", "off"])
