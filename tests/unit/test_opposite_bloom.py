@@ -98,6 +98,36 @@ def test_a_tag_that_lies_across_two_slots_is_not_there() -> None:
     assert table.contains(fingerprint(b"efghijkl"))
 
 
+LOOKUPS: dict[str, Callable[[OppositeBloomFilter, bytes], bool]] = {
+    "contains": lambda table, fp: table.contains(fp),
+    "contains_many": lambda table, fp: table.contains_many([fp])[0],
+    "check_and_set": lambda table, fp: table.check_and_set(fp),
+    "check_and_set_many": lambda table, fp: table.check_and_set_many([fp])[0],
+}
+
+
+@pytest.mark.parametrize("known", LOOKUPS.values(), ids=LOOKUPS)
+@pytest.mark.parametrize("offset", range(1, 8))
+def test_a_tag_that_lies_across_two_slots_is_not_there_however_little(
+    known: Callable[[OppositeBloomFilter, bytes], bool], offset: int
+) -> None:
+    table = OppositeBloomFilter(slots=2, ways=2)
+    table.add_many([fingerprint(b"abcdefgh"), fingerprint(b"ijklmnop")])
+    assert not known(table, fingerprint(b"abcdefghijklmnop"[offset : offset + 8]))
+
+
+@pytest.mark.parametrize("known", LOOKUPS.values(), ids=LOOKUPS)
+@pytest.mark.parametrize("bucket", [0, 1, 2])
+def test_who_looks_on_beyond_a_tag_across_two_slots_stays_in_its_bucket(
+    known: Callable[[OppositeBloomFilter, bytes], bool], bucket: int
+) -> None:
+    """Else a new message would be taken for one that is done, of another bucket."""
+    table = OppositeBloomFilter(slots=6, ways=2)
+    table.add_many([fingerprint(b"abcdefgh", bucket), fingerprint(b"ijklmnop", bucket)])
+    table.add_many([fingerprint(b"efghijkl", other) for other in {0, 1, 2} - {bucket}])
+    assert not known(table, fingerprint(b"efghijkl", bucket))
+
+
 def test_a_tag_across_two_slots_does_not_hide_the_one_on_the_grid() -> None:
     table = OppositeBloomFilter(slots=32)
     ahead = [fingerprint(b"abcdefgh"), fingerprint(b"ijklmnop"), fingerprint(b"efghijkl")]
