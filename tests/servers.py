@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import shutil
+import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +22,9 @@ NOT_YET = (AssertionError, LookupError, OSError)
 """What a look may raise while it is too early: a check that fails, a channel not there, a server down."""
 
 PAUSE = 0.01
+
+MOMENT = 30.0
+"""Seconds for what takes a moment: on a machine that is ten times slower, or has a lot else to do."""
 
 
 class _Patience:
@@ -43,7 +48,7 @@ class _Patience:
             raise AssertionError(f"not within {self._timeout:g} s; last seen: {self.seen!r}") from cause
 
 
-def eventually(look: Callable[[], T], timeout: float = 10.0, until: Callable[[T], object] = bool) -> T:
+def eventually(look: Callable[[], T], timeout: float = MOMENT, until: Callable[[T], object] = bool) -> T:
     """Look again and again until what is seen satisfies ``until`` (by default: until it is truthy).
 
     Returns:
@@ -64,7 +69,7 @@ def eventually(look: Callable[[], T], timeout: float = 10.0, until: Callable[[T]
 
 async def eventually_async(
     look: Callable[[], Any],
-    timeout: float = 10.0,  # noqa: ASYNC109 - the name it has in the other form
+    timeout: float = MOMENT,  # noqa: ASYNC109 - the name it has in the other form
     until: Callable[[Any], object] = bool,
 ) -> Any:
     """The same on an event loop, which runs in between; ``look`` may be a coroutine function."""
@@ -124,6 +129,25 @@ class Servers:
         self._all.append(server)
         server.start()
         return server
+
+
+@contextlib.contextmanager
+def silent_ports() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Two ports, one after the other, that are nobody else's; nobody answers there until one listens.
+
+    Bound without SO_REUSEADDR: else it would also get a port that another test's server keeps while it is down.
+    """
+    with contextlib.ExitStack() as found:
+        for _ in range(1000):
+            with contextlib.ExitStack() as tried, contextlib.suppress(OSError, OverflowError):
+                first, second = (tried.enter_context(socket.socket()) for _ in range(2))
+                first.bind(("127.0.0.1", 0))
+                second.bind(("127.0.0.1", first.getsockname()[1] + 1))
+                found.push(tried.pop_all())
+                break
+        else:
+            raise AssertionError("no two free ports in a row")
+        yield first, second
 
 
 def processes_in(directory: Path) -> list[int]:

@@ -3,7 +3,7 @@
 Usage: consumer_process.py JOURNAL OPTIONS, where OPTIONS is JSON: those of DedupeReader that JSON can say, and
 
     mode: "handle" (the default), "fail", "hang" (never answer) or "block" (never return)
-    pause: seconds that each handler run takes
+    free: how many handler runs go on; all others wait for SIGUSR1 (the default: none waits)
     timeout: that of nsqdedupe.run
 
 Each line of the journal is one fact, written at once: ``start BODY NSQD``, ``done BODY NSQD``, ``stopped``.
@@ -12,12 +12,17 @@ Each line of the journal is one fact, written at once: ``start BODY NSQD``, ``do
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
+import math
 import os
+import signal
 import sys
 import time
 from typing import Any
+
+from tornado.ioloop import IOLoop
 
 import nsqdedupe
 
@@ -26,9 +31,12 @@ def main() -> None:
     journal = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     options = json.loads(sys.argv[2])
     mode = options.pop("mode", "handle")
-    pause = options.pop("pause", 0)
+    free = options.pop("free", math.inf)
     timeout = options.pop("timeout", 30)
     logging.basicConfig(level=logging.INFO)
+    gate = asyncio.Event()
+    begun = itertools.count(1)
+    IOLoop.current().asyncio_loop.add_signal_handler(signal.SIGUSR1, gate.set)  # type: ignore[attr-defined]
 
     def note(*words: str) -> None:
         os.write(journal, " ".join(words).encode() + b"\n")
@@ -40,7 +48,8 @@ def main() -> None:
             await asyncio.Event().wait()
         if mode == "block":
             time.sleep(600)  # noqa: ASYNC251 - that is what a handler does that must be killed
-        await asyncio.sleep(pause)
+        if next(begun) > free:
+            await gate.wait()
         if mode == "fail":
             message.requeue(backoff=False)  # else the other copy would come after the backoff only
             return False

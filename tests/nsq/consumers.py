@@ -90,6 +90,11 @@ class Seen:
     def __init__(self) -> None:
         self.runs: list[Run] = []
         self.handled: Counter[bytes] = Counter()
+        self._actions: dict[int, Callable[[], object]] = {}
+
+    def when(self, handled: int, action: Callable[[], object]) -> None:
+        """Have the handler that makes it so many messages do something: then it is in the middle of it for sure."""
+        self._actions[handled] = action
 
     def run(self, message: Any) -> None:
         """A handler was called."""
@@ -100,6 +105,7 @@ class Seen:
         """A handler was called, and succeeds."""
         self.run(message)
         self.handled[message.body] += 1
+        self._actions.pop(len(self.handled), lambda: None)()
         return True
 
     def runs_of(self, body: bytes) -> list[Run]:
@@ -108,6 +114,41 @@ class Seen:
     def once_each(self, bodies: Iterable[bytes]) -> None:
         """Assert that just these messages were handled, each once."""
         assert self.handled == Counter(set(bodies))
+
+
+class Gate:
+    """Lets some handler runs through and holds all others, until it opens.
+
+    Args:
+        free: how many need not wait.
+    """
+
+    def __init__(self, free: int = 0) -> None:
+        self._free = free
+        self._open = asyncio.Event()
+        self.waiting = 0
+        """How many handlers stand before it."""
+
+    async def passed(self) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        self.waiting += 1
+        await self._open.wait()
+        self.waiting -= 1
+
+    def open(self) -> None:
+        self._open.set()
+
+
+def gated(work: Callable[[Any], bool], gate: Gate) -> Callable[[Any], Any]:
+    """A handler that is a coroutine function and goes through a gate first."""
+
+    async def handle(message: Any) -> bool:
+        await gate.passed()
+        return work(message)
+
+    return handle
 
 
 Kind = Callable[[Callable[[Any], bool], float], Callable[[Any], Any]]
@@ -184,8 +225,8 @@ def watched_pair(nsqds: Sequence[Nsqd], lookupd: Nsqlookupd, topic: str, channel
 async def nothing_left(nsqds: Iterable[Nsqd], topic: str, channel: str, timeout: float = PATIENCE) -> None:  # noqa: ASYNC109
     """Wait until each nsqd has nothing queued, in flight or deferred for a channel."""
     for nsqd in nsqds:
-        # Twice: a message that goes from one place to the next is for a moment in neither.
-        for _ in range(2):
+        # Again: a message that goes from one place to the next is for a moment in neither.
+        for _ in range(3):
             await eventually_async(lambda nsqd=nsqd: owed(nsqd, topic, channel), timeout, until=lambda left: left == 0)
 
 

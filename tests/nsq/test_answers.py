@@ -23,7 +23,7 @@ from consumers import (
     watched_channel,
     watched_pair,
 )
-from servers import eventually_async
+from servers import eventually, eventually_async
 
 from nsqdedupe import DedupeReader
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
@@ -273,11 +273,12 @@ def test_a_broken_heartbeat_hook_does_not_deafen_the_connection(
     seen = Seen()
 
     async def main() -> None:
-        async with consuming(topic, channel, seen.handle, [nsqd], Alarmed, heartbeat_interval=1) as reader:
+        # Not 1 s: nsqd hangs up on a client from which it hears nothing for two of them, however busy the machine.
+        async with consuming(topic, channel, seen.handle, [nsqd], Alarmed, heartbeat_interval=2) as reader:
             await eventually_async(lambda: reader.beats >= 1, PATIENCE)
             publish([nsqd], topic, [b"after"])
             await eventually_async(lambda: seen.handled)
-            await eventually_async(lambda: reader.beats >= 3, PATIENCE)
+            await eventually_async(lambda: reader.beats >= 2, PATIENCE)
             assert all(conn.connected() for conn in reader.conns.values())
 
     on_loop(main())
@@ -356,7 +357,8 @@ def test_a_handler_that_ends_the_program_leaves_its_message_to_others(nsqd: Nsqd
 
     with pytest.raises(SystemExit):
         on_loop(main())
-    assert nsqd.channel_stats(topic, channel)["requeue_count"] == 1
+    # What it wrote last has left this process, and reaches nsqd in a moment.
+    eventually(lambda: told([nsqd], topic, channel, "requeue_count") == [1])
 
 
 def test_a_cancelled_plain_handler_is_as_a_cancelled_coroutine(nsqd: Nsqd, topic: str, channel: str) -> None:

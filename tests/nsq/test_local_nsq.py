@@ -107,6 +107,14 @@ def test_a_server_that_never_answers_is_given_up(
     _program(tmp_path / "nsqd", "thinking", then="exec sleep 600")
     monkeypatch.setenv("NSQ_BIN_DIR", str(tmp_path))
     monkeypatch.setattr("nsqdedupe.cli.local_server.START_DEADLINE", 0.2)
+    answers = Nsqd._answers
+
+    def patiently(nsqd: Nsqd) -> bool:
+        eventually(lambda: "thinking" in nsqd.log_tail())
+        return answers(nsqd)
+
+    # Else the time may be up before its program has begun.
+    monkeypatch.setattr(Nsqd, "_answers", patiently)
     with pytest.raises(LocalServerError, match=r"(?s)did not answer within 0\.2 s.*thinking"):
         servers.nsqd()
     assert processes_in(servers.directory) == []
@@ -115,6 +123,13 @@ def test_a_server_that_never_answers_is_given_up(
 def test_a_port_that_is_taken_is_reported_with_the_log(servers: Servers, nsqd: Nsqd) -> None:
     with pytest.raises(LocalServerError, match="address already in use"):
         servers.nsqd(f"--tcp-address={nsqd.tcp_address}")
+
+
+def test_the_ports_of_a_server_that_is_down_go_to_nobody_else(nsqd: Nsqd) -> None:
+    nsqd.kill()
+    for port in (nsqd.tcp_port, nsqd.http_port):
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
 
 
 def test_a_server_of_its_own_leaves_nothing_behind() -> None:

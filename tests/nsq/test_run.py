@@ -94,7 +94,7 @@ def test_a_second_signal_ends_it_at_once(
     reader = reader_of(lookupd, topic, channel, handle)
     run(timeout=3600)
     assert len(sent) == 2
-    assert time.monotonic() - sent[1] < 5
+    assert time.monotonic() - sent[1] < PATIENCE
     assert reader.stats.in_flight >= 1
     # What it began is over: the loop can be used by whoever wants to clean up.
     reader.close()
@@ -116,7 +116,7 @@ def test_a_signal_does_not_wait_longer_than_the_timeout(
     reader = reader_of(lookupd, topic, channel, handle)
     started = time.monotonic()
     run(timeout=0.5)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < PATIENCE
     assert reader.stats.received >= 1
     assert reader.conns == {} or all(conn.closed() for conn in reader.conns.values())
 
@@ -153,7 +153,7 @@ def test_a_reader_that_never_found_its_nsqd_stops_like_any_other(
     loop.call_later(0.1, send, signal.SIGTERM)
     started = time.monotonic()
     run(timeout=3600)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < PATIENCE
     assert reader.connection_attempts
     assert reader._closed
 
@@ -178,18 +178,20 @@ def test_a_consumer_process_drains_on_sigterm_and_exits_with_0(
 ) -> None:
     for nsqd in nsqd_pair:
         nsqd.create_channel(topic, channel)
-    messages = bodies(4000)
+    messages = bodies(1000)
     publish(nsqd_pair, topic, messages)
-    with consumer_process(journal, topic, channel, lookupd, pause=0.02) as process:
-        eventually(lambda: len(journal.facts("done")) >= 500, PATIENCE)
-        asked = time.monotonic()
+    log = journal.path.with_suffix(".log")
+    with consumer_process(journal, topic, channel, lookupd, free=300) as process:
+        eventually(lambda: len(journal.facts("done")) == 300 < len(journal.facts("start")), PATIENCE)
         process.send_signal(signal.SIGTERM)
+        eventually(lambda: "stopping: messages in flight have" in log.read_text())
+        assert process.poll() is None, "handlers are running"
+        process.send_signal(signal.SIGUSR1)
         assert process.wait(PATIENCE) == 0
-        assert time.monotonic() - asked < 5
     assert journal.facts("stopped") == [["0"]]
     done = journal.bodies("done")
     assert sorted(journal.bodies("start")) == sorted(done)
-    assert len(done) == len(set(done)) < 4000
+    assert 300 < len(done) == len(set(done)) < 1000
     eventually(lambda: told(nsqd_pair, topic, channel, "in_flight_count") == [0, 0])
     assert told(nsqd_pair, topic, channel, "timeout_count") == [0, 0]
 
@@ -204,12 +206,12 @@ def test_a_consumer_process_that_hangs_ends_on_the_second_sigterm(
         process.send_signal(signal.SIGTERM)
         eventually(lambda: "have 3600 seconds" in log.read_text())
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE) == 0
     assert "Traceback" not in log.read_text()
     assert "destroyed" not in log.read_text()
 
 
-def test_an_idle_consumer_process_ends_within_a_moment(
+def test_an_idle_consumer_process_ends_at_once(
     nsqd_pair: Pair, lookupd: Nsqlookupd, topic: str, channel: str, journal: Journal
 ) -> None:
     """nsq.run() notices a signal only when something else wakes its loop."""
@@ -217,8 +219,7 @@ def test_an_idle_consumer_process_ends_within_a_moment(
         nsqd.create_channel(topic, channel)
     with consumer_process(journal, topic, channel, lookupd, lookupd_poll_interval=60) as process:
         eventually(lambda: told(nsqd_pair, topic, channel, "client_count") == [1, 1], PATIENCE)
-        asked = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
-        assert time.monotonic() - asked < 1.5
+        # Sooner than the next poll or the next heartbeat, after 60 and 30 s, could have woken it.
+        assert process.wait(20) == 0
     assert journal.facts("stopped") == [["0"]]

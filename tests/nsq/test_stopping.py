@@ -13,17 +13,16 @@ import pytest
 from consumers import (
     KINDS,
     PATIENCE,
+    Gate,
     Seen,
-    answering_later,
     at_rest,
     bodies,
     consuming,
-    coroutine,
+    gated,
     nothing_left,
     on_loop,
     publish,
     told,
-    watched_channel,
 )
 from servers import eventually, eventually_async
 
@@ -53,19 +52,27 @@ def test_a_stopped_reader_keeps_silent(nsqd_pair: Pair, lookupd: Nsqlookupd, top
         return {count for one in (found, given) for count in told(nsqd_pair, topic, one, counter)}
 
     async def main() -> None:
-        handler, options = coroutine(seen.handle, 0.02), {"max_in_flight": 100}
+        gates = Gate(free=300), Gate(free=300)
+        handlers = [gated(seen.handle, gate) for gate in gates]
         async with (
-            consuming(topic, found, handler, lookupd, **options) as first,
-            consuming(topic, given, handler, nsqd_pair, **options) as second,
+            consuming(topic, found, handlers[0], lookupd, max_in_flight=100) as first,
+            consuming(topic, given, handlers[1], nsqd_pair, max_in_flight=100) as second,
         ):
             readers = (first, second)
-            await eventually_async(lambda: all(r.stats.handled > 300 and len(r.conns) == 2 for r in readers), PATIENCE)
-            assert [await reader.stop(30) for reader in readers] == [0, 0]
+            await eventually_async(lambda: all(gate.waiting for gate in gates), PATIENCE)
+            await eventually_async(lambda: all(len(reader.conns) == 2 for reader in readers), PATIENCE)
+            stopping = [asyncio.ensure_future(reader.stop(PATIENCE)) for reader in readers]
+            for reader in readers:
+                conns = list(reader.conns.values())
+                await eventually_async(lambda conns=conns: all(conn.said_goodbye for conn in conns))
+            for gate in gates:
+                gate.open()
+            assert await asyncio.gather(*stopping) == [0, 0]
             for reader in readers:
                 at_rest(reader)
-                assert reader.stats.handled < 5000, "it was not in the middle of it"
+                assert 300 < reader.stats.handled < 5000
             await eventually_async(lambda: all_told("client_count") == {0})
-            await eventually_async(lambda: all_told("in_flight_count") == {0}, 5)
+            await eventually_async(lambda: all_told("in_flight_count") == {0})
             before = len(seen.runs), [reader.stats for reader in readers]
             logs = [server.log_path.stat().st_size for server in servers]
             await asyncio.sleep(SILENCE)
@@ -107,7 +114,7 @@ def test_what_is_stopped_under_load_is_finished_by_the_next_reader(
                 assert await reader.stop(30) == 0
                 at_rest(reader)
             # What it wrote last has left this process, and reaches nsqd in a moment.
-            await eventually_async(lambda: told(nsqd_pair, topic, channel, "in_flight_count") == [0, 0], 5)
+            await eventually_async(lambda: told(nsqd_pair, topic, channel, "in_flight_count") == [0, 0])
         async with consuming(topic, channel, handler, lookupd, store=store, max_in_flight=1000):
             await eventually_async(lambda: len(seen.handled) == 4000, PATIENCE)
             await nothing_left(nsqd_pair, topic, channel)
@@ -139,23 +146,29 @@ def test_stop_says_how_many_were_left(nsqd_pair: Pair, lookupd: Nsqlookupd, topi
 
 
 def test_what_is_answered_while_stopping_is_not_left(nsqd: Nsqd, topic: str, channel: str) -> None:
-    watched_channel(nsqd, topic, channel)
+    nsqd.create_channel(topic, channel)
     publish([nsqd], topic, bodies(40))
-    seen = Seen()
+    kept: list[Any] = []
 
-    def work(message: Any) -> bool:
-        return seen.handle(message) if int(message.body[:-1]) % 2 else False
+    def handle(message: Any) -> None:
+        message.enable_async()
+        kept.append(message)
 
     async def main() -> None:
         options = {"requeue_delay": 600, "max_in_flight": 100}
-        async with consuming(topic, channel, answering_later(work, 0.5), [nsqd], **options) as reader:
-            await eventually_async(lambda: reader.stats.in_flight == 40)
-            assert await reader.stop(PATIENCE) == 0
+        async with consuming(topic, channel, handle, [nsqd], **options) as reader:
+            await eventually_async(lambda: len(kept) == 40)
+            stopping = asyncio.ensure_future(reader.stop(PATIENCE))
+            await eventually_async(lambda: all(conn.said_goodbye for conn in reader.conns.values()))
+            assert not stopping.done()
+            for number, message in enumerate(kept):
+                message.finish() if number % 2 else message.requeue()
+            assert await stopping == 0
             assert (reader.stats.handled, reader.stats.failed) == (20, 20)
 
     on_loop(main())
     eventually(lambda: told([nsqd], topic, channel, "deferred_count") == [20])
-    assert told([nsqd], topic, channel, "in_flight_count") == [0]
+    eventually(lambda: told([nsqd], topic, channel, "in_flight_count") == [0])
 
 
 def test_a_handler_may_stop_its_reader(nsqd: Nsqd, topic: str, channel: str) -> None:
@@ -337,7 +350,7 @@ def test_close_ends_a_stop_that_waits_for_handlers(nsqd: Nsqd, topic: str, chann
             else:
                 reader.close()
                 stopping = asyncio.ensure_future(reader.stop(3600))
-            assert await asyncio.wait_for(stopping, 5) == 1
+            assert await asyncio.wait_for(stopping, PATIENCE) == 1
 
     on_loop(main())
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import trustme
-from servers import Servers, eventually_async
+from servers import Servers, eventually, eventually_async
 
 import nsqdedupe
 
@@ -84,10 +84,10 @@ def test_each_message_is_handled_once(
             **transport(certificate),
         )
         await eventually_async(lambda: reader.stats.duplicates == MESSAGES, timeout=60)
-        assert await reader.stop(timeout=10) == 0
+        assert await reader.stop(timeout=60) == 0
         return reader.stats
 
     stats = asyncio.run(consume())
     assert handled == Counter(bodies)
     assert stats.received == 2 * MESSAGES
-    assert [nsqd.unfinished(topic, channel) for nsqd in nsqds] == [0, 0]
+    eventually(lambda: [nsqd.unfinished(topic, channel) for nsqd in nsqds] == [0, 0])

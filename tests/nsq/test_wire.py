@@ -72,7 +72,7 @@ def test_a_size_that_is_none_ends_the_connection_and_not_the_reader(
             await fake.send(message(1, b"before"))
             await eventually_async(lambda: fake.answers(b"FIN") == [message_id(1)])
             await fake.send(head)
-            await eventually_async(conn.closed, 5)
+            await eventually_async(conn.closed)
             await eventually_async(lambda: fake.subscribed == 2)
             await eventually_async(lambda: reader.conns and fake.commands[-1] == b"RDY 1")
             await fake.send(message(2, b"after"))
@@ -94,7 +94,7 @@ def test_a_message_shorter_than_its_head_ends_the_connection(size: int, caplog: 
     async def main() -> None:
         async with connected(seen.handle) as (fake, reader, conn):
             await fake.send(short + message(1, b"never"))
-            await eventually_async(conn.closed, 5)
+            await eventually_async(conn.closed)
             await eventually_async(lambda: not reader.conns)
             assert reader.stats.received == 0
 
@@ -213,7 +213,7 @@ def test_an_nsqd_that_hangs_up_instead_of_agreeing_to_the_goodbye_is_not_waited_
             await eventually_async(lambda: conn.said_goodbye)
             assert not stopping.done()
             kept[0].finish()
-            assert await asyncio.wait_for(stopping, 5) == 0
+            assert await asyncio.wait_for(stopping, PATIENCE) == 0
             assert (reader.stats.unanswered, reader.stats.handled) == (1, 0)
 
     on_loop(main())
@@ -231,7 +231,7 @@ def test_what_cannot_be_written_ends_the_connection(caplog: pytest.LogCaptureFix
         async with connected(seen.handle) as (fake, reader, conn):
             conn.encoder = Broken()
             await fake.send(message(1, b"body"))
-            await eventually_async(conn.closed, 5)
+            await eventually_async(conn.closed)
             await eventually_async(lambda: not reader.conns)
             assert fake.answers(b"FIN") == []
 
@@ -268,10 +268,8 @@ def test_reading_waits_for_slow_handlers_and_goes_on(
 ) -> None:
     monkeypatch.setattr("nsqdedupe.runner.BACKLOG", 500_000)
     messages = bodies(300, size=10_000)
-    for nsqd, half in zip(nsqd_pair, (messages[:150], messages[150:]), strict=True):
+    for nsqd in nsqd_pair:
         nsqd.create_channel(topic, channel)
-        for start in range(0, 150, 50):
-            nsqd.mpublish(topic, half[start : start + 50])
     seen = Seen()
     waiting: list[int] = []
 
@@ -281,6 +279,11 @@ def test_reading_waits_for_slow_handlers_and_goes_on(
             return seen.handle(message)
 
         async with consuming(topic, channel, plain(work, 0.009), lookupd, max_in_flight=400) as reader:
+            # Both at once: else one could be done before the other begins.
+            await eventually_async(lambda: len(reader.conns) == 2, PATIENCE)
+            for nsqd, half in zip(nsqd_pair, (messages[:150], messages[150:]), strict=True):
+                for start in range(0, 150, 50):
+                    nsqd.mpublish(topic, half[start : start + 50])
             await eventually_async(lambda: len(seen.handled) == 300, PATIENCE)
             await nothing_left(nsqd_pair, topic, channel)
             at_rest(reader)
