@@ -8,9 +8,16 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from servers import Servers
 
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
+
+# What a run says must depend on the code alone: not on how fast the machine is, nor on luck.
+settings.register_profile(
+    "steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
+)
+settings.load_profile("steady")
 
 FAILED = pytest.StashKey[bool]()
 

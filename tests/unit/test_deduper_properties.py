@@ -15,10 +15,7 @@ from nsqdedupe.stores.embedded import SWEEP_EVERY, TAIL
 
 settings.register_profile(
     "state machine",
-    derandomize=True,
-    deadline=None,
     report_multiple_bugs=False,
-    database=None,
     max_examples=300,
     stateful_step_count=60,
     suppress_health_check=list(HealthCheck),

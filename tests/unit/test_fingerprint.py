@@ -7,7 +7,7 @@ from hashlib import blake2b
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mmh3 import mmh3_x64_128_digest
 
@@ -55,7 +55,6 @@ scopes = st.tuples(*[st.text("ab.", min_size=1, max_size=6)] * 2, st.sampled_fro
 keys = st.binary(max_size=40)
 
 
-@settings(deadline=None)
 @given(one=st.tuples(scopes, keys), other=st.tuples(scopes, keys), secret=st.sampled_from([None, SECRET]))
 def test_only_the_same_scope_kind_and_key_give_the_same_fingerprint(
     one: tuple[tuple[str, str, str], bytes], other: tuple[tuple[str, str, str], bytes], secret: bytes | None

@@ -156,7 +156,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 FIELDS = {path: (json_field(path), without_msgspec(path)) for path in ("id", "a.id", "é", 'a"b')}
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(body=documents | damaged() | scraps)
 def test_msgspec_changes_no_key_and_no_refusal(body: bytes) -> None:
     for quick, careful in FIELDS.values():

@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqdedupe.metrics import Events, Stats, Tally, snapshot
@@ -44,7 +44,6 @@ def test_every_answer_closes_one_delivery(answer: str) -> None:
     assert tally_of(3, **{answer: 2}).in_flight == 1
 
 
-@settings(derandomize=True)
 @given(st.lists(st.tuples(*[st.integers(0, 1 << 40)] * 8), max_size=4))
 def test_the_sum_holds_for_each_nsqd_and_for_all(counts: list[tuple[int, ...]]) -> None:
     tallies = {

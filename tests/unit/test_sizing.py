@@ -75,7 +75,6 @@ def test_the_articles_worked_example_sizes_for_forgetting() -> None:
     assert sizing.slots_for(further, recall=0.9) < 5_000_000
 
 
-@settings(deadline=None)
 @given(window=windows, recall=recalls, ways=ways_of_all_kinds)
 def test_slots_for_gives_the_smallest_table_that_is_large_enough(window: int, recall: float, ways: int) -> None:
     slots = sizing.slots_for(window, recall, ways)
@@ -85,7 +84,6 @@ def test_slots_for_gives_the_smallest_table_that_is_large_enough(window: int, re
         assert sizing.recall_of(slots - ways, ways, window) < recall
 
 
-@settings(deadline=None)
 @given(slots=st.integers(1, 1 << 30), recall=recalls, ways=ways_of_all_kinds)
 def test_window_for_gives_the_longest_window_that_keeps_the_recall(slots: int, recall: float, ways: int) -> None:
     window = sizing.window_for(slots, recall, ways)
@@ -93,7 +91,6 @@ def test_window_for_gives_the_longest_window_that_keeps_the_recall(slots: int, r
     assert sizing.recall_of(slots, ways, window + 1) < recall
 
 
-@settings(deadline=None)
 @given(window=windows, recall=recalls, ways=ways_of_all_kinds)
 def test_window_for_undoes_slots_for(window: int, recall: float, ways: int) -> None:
     slots = sizing.slots_for(window, recall, ways)
@@ -102,13 +99,12 @@ def test_window_for_undoes_slots_for(window: int, recall: float, ways: int) -> N
         assert sizing.window_for(slots - ways, recall, ways) < window
 
 
-@settings(deadline=None)
 @given(slots=st.integers(1, 1 << 36), further=st.integers(0, 1 << 40))
 def test_one_way_forgets_exponentially(slots: int, further: int) -> None:
     assert sizing.recall_of(slots, 1, further) == pytest.approx(math.exp(-further / slots), abs=1e-13)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(buckets=st.integers(1, 1000), ways=ways_of_all_kinds, further=st.integers(1, 200_000))
 def test_recall_is_exact_to_thirteen_digits(buckets: int, ways: int, further: int) -> None:
     assert sizing.recall_of(buckets * ways, ways, further) == pytest.approx(
