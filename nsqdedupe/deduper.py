@@ -191,18 +191,12 @@ class Deduper:
         self._port.hold(delivery)
         if owner.owner == delivery.owner:
             owner.superseded = True
-        if owner.standbys is None:
-            owner.standbys = [delivery]
-            return
-        for other in owner.standbys:
-            if other.owner == delivery.owner:
-                owner.standbys.remove(other)
-                self._outcomes.abandon(other)
-                break
-        owner.standbys.append(delivery)
+        older = self._registry.join(owner, delivery)
+        if older is not None:
+            self._outcomes.abandon(older)
 
     def _room(self) -> int:
-        return self._port.waiting_limit() - self._registry.waiting.copies()
+        return self._port.waiting_limit() - self._registry.waiting.copies
 
     def _wait(self, delivery: Delivery, lease_left: float, now: float) -> None:
         """The owner is elsewhere: ask again, ever more slowly."""

@@ -124,8 +124,8 @@ class Delivery:
     superseded: bool = False
     """A newer delivery of the same copy is here: that one answers nsqd."""
 
-    standbys: list[Delivery] | None = None
-    """Copies of the same message that share its outcome."""
+    standbys: dict[bytes, Delivery] | None = None
+    """Copies of the same message that share its outcome, by `owner`."""
 
     poll_at: float = 0.0
     poll_after: float = 0.0

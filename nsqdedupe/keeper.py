@@ -92,12 +92,8 @@ class Keeper:
         waiting = owner.state is State.WAITING
         share = OLD_WAITING if waiting else OLD_STANDBY
         delay = lease_left(owner, now) + AFTER_OTHERS + jitter()
-        standbys, owner.standbys = owner.standbys or [], []
-        for standby in standbys:
-            if now - standby.since > standby.source.msg_timeout * share:
-                self._outcomes.defer(standby, delay)
-            else:
-                owner.standbys.append(standby)
+        for old in self._registry.part(owner, lambda copy: now - copy.since > copy.source.msg_timeout * share):
+            self._outcomes.defer(old, delay)
         if waiting and now - owner.since > owner.source.msg_timeout * share:
             self._outcomes.defer_group(owner, delay)
 
@@ -118,11 +114,9 @@ class Keeper:
             if delivery.source is source and delivery.state is State.READY:
                 self._outcomes.let_go(delivery)
         for delivery in list(self._registry.owners.values()):
-            standbys = delivery.standbys or ()
-            for standby in standbys:
-                if standby.source is source:
+            if delivery.standbys:
+                for standby in self._registry.part(delivery, lambda copy: copy.source is source):
                     self._outcomes.abandon(standby)
-            delivery.standbys = [standby for standby in standbys if standby.source is not source] or None
             if delivery.source is source and delivery.state is State.WAITING:
                 self._outcomes.abandon_owner(delivery)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from nsqdedupe.clock import Clock
 from nsqdedupe.delivery import Delivery, State
@@ -44,12 +44,33 @@ class Registry:
         self._serial = serial
         return claims
 
+    def join(self, owner: Delivery, delivery: Delivery) -> Delivery | None:
+        """Let a delivery stand by the one that has its message; returns the older one of its copy that it replaces."""
+        if owner.standbys is None:
+            owner.standbys = {}
+        older = owner.standbys.pop(delivery.owner, None)
+        owner.standbys[delivery.owner] = delivery
+        if older is None and owner.state is _WAITING:
+            self.waiting.copies += 1
+        return older
+
+    def part(self, owner: Delivery, which: Callable[[Delivery], bool]) -> list[Delivery]:
+        """Take some of those out that stand by a delivery, and return them."""
+        standbys = owner.standbys
+        gone = [standby for standby in (standbys or {}).values() if which(standby)]
+        for standby in gone:
+            assert standbys is not None  # noqa: S101 - they were in it
+            del standbys[standby.owner]
+        if owner.state is _WAITING:
+            self.waiting.copies -= len(gone)
+        return gone
+
     def inherit(self, standbys: Sequence[Delivery]) -> None:
         """Their owner left without an outcome: the first asks for the message from now on, the others stand by it."""
         heir, *others = standbys
         fingerprint = heir.fingerprint
         assert fingerprint is not None  # noqa: S101 - what has no fingerprint never stands by
-        heir.standbys = others or None
+        heir.standbys = {other.owner: other for other in others} or None
         heir.claimed_at = self._clock() - heir.source.lease  # nobody is known to have it
         (heir.claim,) = self.claims_for([heir], poll=True)
         self.owners[fingerprint] = heir
@@ -66,7 +87,7 @@ class Registry:
         if standbys is None:
             return []
         delivery.standbys = None
-        return standbys
+        return list(standbys.values())
 
 
 def lease_left(delivery: Delivery, now: float) -> float:

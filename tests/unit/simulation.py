@@ -224,13 +224,13 @@ class Process:
 
     def check(self) -> None:
         owners = list(self.deduper.in_hand())
-        held = [delivery for owner in owners for delivery in (owner, *(owner.standbys or ()))]
+        held = [delivery for owner in owners for delivery in (owner, *(owner.standbys or {}).values())]
         protected = [arrival for arrival in self.open if arrival.fingerprint is not None]
         assert {id(delivery) for delivery in held} == {id(arrival) for arrival in protected}
         assert len(held) == len(protected)
         for owner in owners:
             assert owner.state in (State.READY, State.RUNNING, State.WAITING)
-            assert all(standby.state is State.STANDBY for standby in owner.standbys or ())
+            assert all(standby.state is State.STANDBY for standby in (owner.standbys or {}).values())
         for delivery in held:
             assert isinstance(delivery, Arrival)
             if delivery.state in (State.STANDBY, State.WAITING) and delivery.taken < self.looked:
