@@ -38,6 +38,10 @@ def topic(value: object) -> str:
     return checks.nsq_name("topic", value)
 
 
+def switch(value: object) -> bool:
+    return checks.flag("observe", value)
+
+
 def addresses(value: object) -> list[str]:
     return checks.strings("addresses", value)
 
@@ -57,6 +61,8 @@ def mode(value: object) -> None:
         (ratio, 1e-9, 1e-9),
         (seconds, 0.5, 0.5),
         (seconds, 10**9, 1e9),
+        (switch, True, True),
+        (switch, False, False),
         (mode, "process", None),
         (mode, "requeue", None),
         (topic, "a", "a"),
@@ -125,6 +131,8 @@ ADDRESS = "must be 'host:port' or '[ipv6]:port' with a port from 1 to 65535; for
         (address, "localhost:", f"nsqd='localhost:': {ADDRESS}"),
         (address, ":4150", f"nsqd=':4150': {ADDRESS}"),
         (address, "[]:4150", f"nsqd='[]:4150': {ADDRESS}"),
+        (address, "[::1:4150", f"nsqd='[::1:4150': {ADDRESS.partition(';')[0]}; put brackets around an IPv6 address"),
+        (address, "::1]:4150", f"nsqd='::1]:4150': {ADDRESS.partition(';')[0]}; put brackets around an IPv6 address"),
         (address, "localhost:0", f"nsqd='localhost:0': {ADDRESS}"),
         (address, "localhost:65536", f"nsqd='localhost:65536': {ADDRESS}"),
         (address, "localhost:+1", f"nsqd='localhost:+1': {ADDRESS}"),
@@ -133,6 +141,8 @@ ADDRESS = "must be 'host:port' or '[ipv6]:port' with a port from 1 to 65535; for
         (address, "4150", f"nsqd='4150': {ADDRESS}"),
         (address, "::1:4150", f"nsqd='::1:4150': {ADDRESS.partition(';')[0]}; put brackets around an IPv6 address"),
         (address, 4150, f"nsqd=4150: {ADDRESS.partition(';')[0]}; give a string"),
+        (switch, 1, "observe=1: must be True or False"),
+        (switch, None, "observe=None: must be True or False"),
         (addresses, 5, "addresses=5: must be a string or a list of strings"),
         (addresses, ["one:1", 2], "addresses=['one:1', 2]: must be a string or a list of strings"),
         (addresses, b"one:1", "addresses=b'one:1': must be a string or a list of strings"),

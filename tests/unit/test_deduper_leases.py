@@ -59,9 +59,9 @@ def test_a_message_that_was_let_go_is_free_for_another_process(consumer: Consume
 
 def test_old_leases_are_extended_before_a_handler_starts_all_in_one_call(consumer: Consumer) -> None:
     consumer.take("0/a", "1/a", "2/a")
-    consumer.clock.advance(LEASE / 2)
-    consumer.take("3/a")
     consumer.clock.advance(1.0)
+    consumer.take("3/a")
+    consumer.clock.advance(LEASE / 2)
     consumer.gate.asked()
     consumer.work()
     assert consumer.gate.asked() == [("extend", 3)]

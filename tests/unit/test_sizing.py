@@ -91,6 +91,18 @@ def test_window_for_gives_the_longest_window_that_keeps_the_recall(slots: int, r
     assert sizing.recall_of(slots, ways, window + 1) < recall
 
 
+@pytest.mark.parametrize("ways", [1, 2, 32, 64])
+def test_what_a_table_just_does_is_enough(ways: int) -> None:
+    recall = sizing.recall_of(100 * ways, ways, 50 * ways)
+    assert sizing.slots_for(50 * ways, recall, ways) == 100 * ways
+    assert sizing.window_for(100 * ways, recall, ways) == 50 * ways
+
+
+def test_32_ways_are_the_default() -> None:
+    assert sizing.slots_for(1000, 0.99) == sizing.slots_for(1000, 0.99, 32)
+    assert sizing.window_for(3200, 0.99) == sizing.window_for(3200, 0.99, 32)
+
+
 @given(window=windows, recall=recalls, ways=ways_of_all_kinds)
 def test_window_for_undoes_slots_for(window: int, recall: float, ways: int) -> None:
     slots = sizing.slots_for(window, recall, ways)
@@ -159,7 +171,7 @@ def measured_recall(table: OppositeBloomFilter, batches_between: int, batch: int
 
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: sizing.slots_for(0, 0.9), "window=0: must be a whole number from 1 to"),
-    (lambda: sizing.slots_for(1 << 51, 0.9), "window="),
+    (lambda: sizing.slots_for(1 << 51, 0.9), "window=.*; it is counted in messages"),
     (lambda: sizing.slots_for(1.5, 0.9), "window=1.5: must be a whole number"),  # type: ignore[arg-type]
     (lambda: sizing.slots_for(1, 0), "recall=0: must be a number greater than 0"),
     (lambda: sizing.slots_for(1, 1), "recall=1: .*no table that forgets recognises every duplicate"),
