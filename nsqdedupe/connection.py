@@ -1,8 +1,7 @@
 """A pynsq connection that reads and answers in batches once it is ready.
 
-Negotiation, TLS and compression stay pynsq's, and whatever it negotiated is one path here: bytes come
-from the IOStream, decoded, as many as there are; all whole frames in them are parsed in one go; answers
-are joined and written once.
+Whatever was negotiated is one path here: bytes come from the IOStream, decoded, as many as there are; all
+whole frames in them are parsed in one go; answers are joined and written once.
 
 What it touches of pynsq that is not documented (unchanged since 2022) is checked by `check_pynsq`.
 """
@@ -24,7 +23,7 @@ from tornado.iostream import StreamClosedError
 from nsqdedupe.clock import monotonic
 from nsqdedupe.delivery import Source
 from nsqdedupe.errors import MissingDependency
-from nsqdedupe.streams import mend
+from nsqdedupe.link import Link
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +40,10 @@ _TYPE = 4
 _MESSAGE = 2
 
 _USED = {
-    nsq.AsyncConn: ("_connect_callback", "_start_read", "_on_data", "send", "close", "connect", "send_rdy", "trigger"),
+    nsq.AsyncConn: (
+        *("connect", "send", "send_rdy", "close", "trigger", "upgrade_to_tls"),
+        *("_connect_callback", "_on_connect", "_socket_close", "_start_read", "_on_data"),
+    ),
     nsq.Reader: (
         *("_on_connection_identify", "_on_connection_identify_response", "_on_connection_auth"),
         *("_on_connection_auth_response", "_on_connection_error", "_on_connection_close", "_on_connection_ready"),
@@ -66,7 +68,7 @@ def check_pynsq() -> None:
         raise MissingDependency(f"this pynsq has no {', '.join(missing)}: pip install 'pynsq>=0.9,<0.10'")
 
 
-class Connection(nsq.AsyncConn):
+class Connection(Link):
     """A connection to one nsqd.
 
     Args:
@@ -122,11 +124,6 @@ class Connection(nsq.AsyncConn):
 
     # -- set-up ----------------------------------------------------------------------------------
 
-    def _connect_callback(self, fut: asyncio.Future[Any]) -> None:
-        if fut.exception() is None:
-            super()._connect_callback(fut)
-        # Else the stream is closed, and its close callback has told everybody.
-
     def _on_identified(self, data: dict[str, Any], **_: Any) -> None:  # noqa: ANN401 - an event's arguments
         self.identity = data
 
@@ -166,10 +163,8 @@ class Connection(nsq.AsyncConn):
         """Pynsq calls this when it wants the next frame; once ready, that is the first batch."""
         if self._batching:
             self.read_on()
-            return
-        if self.stream is not None:
-            mend(self.stream)
-        super()._start_read()
+        else:
+            super()._start_read()
 
     def read_on(self) -> None:
         """Read the next batch when there is one."""
@@ -203,7 +198,7 @@ class Connection(nsq.AsyncConn):
         try:
             self._rest = data[self._parse(data, messages) :]
         except ValueError as error:
-            self._fail(nsq.protocol.IntegrityError(str(error)))
+            self.fail(nsq.protocol.IntegrityError(str(error)))
             return
         if not self.closed() and (not messages or self._hand_over(messages, len(chunk))):
             self.read_on()
@@ -295,7 +290,7 @@ class Connection(nsq.AsyncConn):
             self._written = self.stream.write(self.encoder.encode(data))
         except Exception as error:  # noqa: BLE001
             # Not only a closed stream: a compressor may fail, and a connection that cannot answer is no use.
-            self._fail(nsq.protocol.SendError("failed to write", error))
+            self.fail(nsq.protocol.SendError("failed to write", error))
 
     async def drain(self) -> None:
         """Return when all that was sent has been handed to the system, or the connection is closed."""
@@ -308,27 +303,13 @@ class Connection(nsq.AsyncConn):
             self._out.append(b"FIN " + b"\nFIN ".join(self.fins) + b"\n")
             self.fins.clear()
 
-    def closed(self) -> bool:
-        """Whether nothing can be sent any more. pynsq's own says so only after the close event."""
-        if super().closed():
-            return True
-        if self.stream is None:
-            return False  # about to be wrapped in TLS
-        return bool(self.stream.closed())
-
-    def _fail(self, error: Exception) -> None:
-        self.close()
-        self.trigger(nsq.event.ERROR, conn=self, error=error)
-
     def close(self) -> None:
         """Write what waits, as far as the system takes it at once, and close."""
-        if self.stream is None:
-            return
         if self._batching:
             self.flush()
         try:
             super().close()
         except RuntimeError:
             # The event loop was closed before: nobody is left there who could be told.
-            if not self.stream.closed():
+            if not self.closed():
                 raise

@@ -12,6 +12,7 @@ from typing import Any
 
 from nsqdedupe import checks
 from nsqdedupe.errors import ConfigError
+from nsqdedupe.tls import client_context
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +138,9 @@ def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
         )
     if checked.get("snappy") and checked.get("deflate"):
         raise ConfigError("snappy=True and deflate=True: nsqd compresses one way at a time; choose one")
-    if checked.get("tls_options") and not checked.get("tls_v1"):
+    if checked.get("tls_v1"):
+        client_context(options.get("tls_options"))  # it is made anew for each connection, but errors are told now
+    elif checked.get("tls_options"):
         # Not refused: pynsq takes them, and programs in production have them.
         logger.warning("tls_options without tls_v1=True have no effect: connections are not encrypted")
     return checked

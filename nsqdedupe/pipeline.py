@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import random
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -15,12 +13,9 @@ import nsq.event
 from nsqdedupe import checks
 from nsqdedupe.commands import CommandQueue
 from nsqdedupe.connection import Connection
+from nsqdedupe.pauses import Pauses
 
 logger = logging.getLogger(__name__)
-
-SHORTEST_PAUSE = 0.1
-LONGEST_PAUSE = 60.0
-"""Seconds between two attempts to connect: the pause doubles from about one to about the other, with jitter."""
 
 UNKNOWN = "(outcome unknown)"
 """Ends a reason when the command may have been carried out for all we know."""
@@ -86,6 +81,7 @@ class Pipeline:
         self._heard = 0.0
         """When it last sent something, or began to owe something."""
         self._failures = 0
+        self._pauses = Pauses()
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop
 
@@ -152,10 +148,7 @@ class Pipeline:
         self._commands = CommandQueue(conn.send)
         self._heard = self._loop.time()
         self._watch_on()
-        try:
-            conn.connect()
-        except (OSError, TypeError, ValueError) as error:  # no more sockets; a host that cannot be a name
-            self._on_close(conn, error)
+        conn.connect()
 
     def _on_identified(self, data: Mapping[str, Any], **_: Any) -> None:  # noqa: ANN401 - an event's arguments
         for option in ("tls_v1", "snappy", "deflate"):
@@ -164,14 +157,13 @@ class Pipeline:
 
     def _on_ready(self, conn: _Connection) -> None:
         if conn is not self._conn:
-            conn.close()  # given up while its TLS handshake ran: pynsq cannot be stopped there
             return
         if self._failures:
             logger.info("[%s] connected again", self.address)
         self._failures = 0
+        self._pauses.reset()
         self._heard = self._loop.time()
-        with contextlib.suppress(OSError):  # it has just ended; its close event comes
-            self.peer = conn.stream.socket.getpeername()
+        self.peer = conn.peer
         self.ready = True
         self._changed()
 
@@ -200,7 +192,7 @@ class Pipeline:
     def _on_close(self, conn: _Connection, error: Exception | None = None) -> None:
         if conn is not self._conn:
             return
-        cause = getattr(conn.stream, "error", None) or error
+        cause = conn.error or error
         trouble = getattr(cause, "strerror", None) or str(cause)
         if cause is None or trouble == "failed to unpack size":  # pynsq's words for it
             trouble = "connection closed by nsqd"
@@ -219,9 +211,8 @@ class Pipeline:
         if conn is not None:
             conn.close()
         self.trouble = trouble
-        longest = min(LONGEST_PAUSE, 2 * SHORTEST_PAUSE * 2.0 ** min(self._failures, 20))
         self._failures += 1
-        self._timer = self._loop.call_later(random.uniform(longest / 2, longest), self._connect)
+        self._timer = self._loop.call_later(self._pauses.next(), self._connect)
         if was_ready:
             self._changed()
         for number, ticket in enumerate(sent):
@@ -254,17 +245,7 @@ class Pipeline:
 
 
 class _Connection(Connection):
-    """Hears nsqd out before it ends, and says why TLS cannot start."""
-
-    socket: Any
-
-    def upgrade_to_tls(self, options: Mapping[str, Any] | None = None) -> None:
-        try:
-            super().upgrade_to_tls(options)  # type: ignore[misc]
-        except Exception as error:  # noqa: BLE001 - whatever the options lead to, a file that is not there for one
-            self.stream = None  # type: ignore[assignment]  # as pynsq has it during the upgrade: nothing is read
-            self.socket.close()
-            self.trigger(nsq.event.ERROR, conn=self, error=nsq.protocol.SendError("cannot start TLS", error))
+    """Hears nsqd out before it ends."""
 
     def write_and_close(self, timeout: float) -> None:
         """Close when what was sent is written, after ``timeout`` seconds at the latest. Returns at once."""

@@ -159,9 +159,9 @@ def test_tls_that_fails_says_why(servers: Servers, topic: str, tmp_path: Path) -
         async with writing([nsqd], 1, **options, timeout=0.5) as writer:
             with pytest.raises(PublishError, match="CERTIFICATE_VERIFY_FAILED"):
                 await writer.publish(topic, b"body")
-        (tmp_path / "ca.pem").unlink()
         async with writing([nsqd], 1, **options, timeout=0.5) as writer:
-            with pytest.raises(PublishError, match=r"cannot start TLS .*No such file"):
+            (tmp_path / "ca.pem").unlink()
+            with pytest.raises(PublishError, match=r"ca\.pem.*No such file"):
                 await writer.publish(topic, b"body")
 
     on_loop(main())

@@ -5,9 +5,15 @@ from tornado.iostream import IOStream
 
 from .event import EventedMixin
 
+CONNECTING: str
+CONNECTED: str
+
 class AsyncConn(EventedMixin):
     host: str
     port: int
+    state: str
+    timeout: float
+    socket: Any
     stream: IOStream
     encoder: Any
     in_flight: int
@@ -30,3 +36,6 @@ class AsyncConn(EventedMixin):
     def send_rdy(self, value: int) -> bool: ...
     def _start_read(self) -> None: ...
     def _connect_callback(self, fut: asyncio.Future[Any]) -> None: ...
+    def _on_connect(self, **kwargs: Any) -> None: ...
+    def _on_data(self, data: bytes, **kwargs: Any) -> None: ...
+    def _socket_close(self) -> None: ...
