@@ -20,7 +20,7 @@ nsqdedupe/registry.py,nsqdedupe/observer.py,nsqdedupe/outcomes.py,nsqdedupe/keep
 SERVERS = NSQ_BIN_DIR="$$($(PY) tools/build-nsq --print-dir)" && export NSQ_BIN_DIR
 
 .DEFAULT_GOAL := help
-.PHONY: help install lint format types test pynsq-tests servers demo bench clean
+.PHONY: help install lint format types test pynsq-tests servers mutants mutmut demo bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,11 @@ install: .venv/dev.stamp ## the package and all developer tools into .venv
 	@$(PIP) --group test --group lint
 	@touch $@
 
+.venv/mutation.stamp: .venv/dev.stamp
+	@echo "install: mutmut"
+	@$(PIP) --group mutation
+	@touch $@
+
 lint: .venv/dev.stamp types ## ruff, its formatter, mypy
 	@$(PY) -m ruff check . tools/build-nsq tools/pynsq-tests
 	@$(PY) -m ruff format --check . tools/build-nsq tools/pynsq-tests
@@ -53,6 +58,7 @@ types: .venv/dev.stamp ## mypy alone
 	@$(PY) -m mypy
 	@$(PY) -m mypy --strict examples/*.py
 	@$(PY) -m mypy --strict benchmarks/*.py
+	@$(PY) -m mypy --strict tools/mut*.py
 
 format: .venv/dev.stamp ## rewrite the code as the formatter has it
 	@$(PY) -m ruff check --quiet --select I --fix . tools/build-nsq tools/pynsq-tests
@@ -67,6 +73,12 @@ test: .venv/dev.stamp ## every test, on real servers, with branch coverage (ARGS
 
 pynsq-tests: .venv/dev.stamp ## pynsq's own tests, on its reader and on ours (PYNSQ_SOURCE: where to clone them from)
 	@$(SERVERS) && $(PY) tools/pynsq-tests $(if $(PYNSQ_SOURCE),--source '$(PYNSQ_SOURCE)') $(ARGS)
+
+mutants: .venv/dev.stamp ## break the state machine in known ways: do the tests notice? (ARGS: a part of a name)
+	@$(SERVERS) && $(PY) tools/mutants.py $(ARGS)
+
+mutmut: .venv/mutation.stamp ## change floors 1 to 5 in every small way: hours (ARGS: a part of a module's name, --report)
+	@$(PY) tools/mutation_score.py '$(CORE)' $(ARGS)
 
 demo: .venv/runtime.stamp ## two nsqds, consumers, kills: what is lost? (INPUT=FILE, MESSAGES=N, OBSERVE=1)
 	@$(SERVERS) && $(PY) -m nsqdedupe demo $(if $(INPUT),--input '$(INPUT)') $(if $(MESSAGES),--messages '$(MESSAGES)') \
