@@ -32,15 +32,20 @@ def make_reader(kind: str, options: dict[str, Any], messages: int) -> tuple[Any,
     if kind == "pynsq":
         return nsq.Reader(message_handler=handle, **options), lambda: runs, lambda: runs
     store: Any = False
+    if kind == "dedupe":
+        store = nsqdedupe.MemoryStore(window=messages, recall=0.999)
+        scope = f"{options['topic']}/{options['channel']}"
+        handler = nsqdedupe.dedupe(store, key=nsqdedupe.BODY, scope=scope)(handle)
+        return nsq.Reader(message_handler=handler, max_tries=0, **options), lambda: answered(handler), lambda: runs
     if kind == "memory":
         store = nsqdedupe.MemoryStore(window=messages, recall=0.999)
     reader = nsqdedupe.DedupeReader(message_handler=handle, key=nsqdedupe.BODY, store=store, **options)
+    return reader, lambda: answered(reader), lambda: runs
 
-    def received() -> int:
-        stats = reader.stats
-        return stats.received - stats.in_flight
 
-    return reader, received, lambda: runs
+def answered(counting: nsqdedupe.DedupeReader | nsqdedupe.DedupedHandler) -> int:
+    stats = counting.stats
+    return int(stats.received - stats.in_flight)
 
 
 async def measure(args: argparse.Namespace) -> dict[str, float]:
@@ -62,7 +67,7 @@ async def measure(args: argparse.Namespace) -> dict[str, float]:
         await asyncio.sleep(SAMPLE_EVERY)
     start = next(sample for sample in samples if sample[2] >= total * 0.05)
     end = [sample for sample in samples if sample[2] <= total * 0.95][-1]
-    expected = args.messages if args.kind == "memory" else total
+    expected = args.messages if args.kind in ("memory", "dedupe") else total
     if runs() != expected:
         raise SystemExit(f"{args.kind}: handler ran {runs()} times, not {expected}")
     span = end[2] - start[2]
@@ -71,7 +76,7 @@ async def measure(args: argparse.Namespace) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=("pynsq", "batching", "memory"))
+    parser.add_argument("kind", choices=("pynsq", "dedupe", "batching", "memory"))
     parser.add_argument("--topic", required=True)
     parser.add_argument("--channel", required=True)
     parser.add_argument("--messages", type=int, required=True)

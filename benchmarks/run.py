@@ -24,6 +24,7 @@ from nsqdedupe.cli.local_nsq import Nsqd
 HERE = Path(__file__).parent
 KINDS = {
     "pynsq": "stock pynsq, every copy handled",
+    "dedupe": "stock pynsq, @dedupe with MemoryStore",
     "batching": "DedupeReader, store=False",
     "memory": "DedupeReader, MemoryStore",
 }

@@ -15,6 +15,7 @@ from nsqdedupe.errors import (
     StoreUnavailable,
 )
 from nsqdedupe.fingerprint import BODY, json_field
+from nsqdedupe.handler import DedupedHandler, dedupe
 from nsqdedupe.message import Message
 from nsqdedupe.metrics import Stats
 from nsqdedupe.publisher import ReplicatedWriter
@@ -32,6 +33,7 @@ __all__ = [
     "ConfigError",
     "DedupeError",
     "DedupeReader",
+    "DedupedHandler",
     "EmbeddedStore",
     "KeyExtractionError",
     "MemoryStore",
@@ -48,6 +50,7 @@ __all__ = [
     "Traits",
     "Verdict",
     "__version__",
+    "dedupe",
     "json_field",
     "run",
 ]

@@ -66,6 +66,14 @@ def nsq_name(option: str, value: object) -> str:
     return value
 
 
+def scope(option: str, value: object) -> tuple[str, str]:
+    """``topic/channel``, split into the two."""
+    topic, slash, channel = value.partition("/") if isinstance(value, str) else ("", "", "")
+    if not slash or "/" in channel:
+        raise refuse(option, value, "'topic/channel'", "for example 'events/billing'")
+    return nsq_name(option, topic), nsq_name(option, channel)
+
+
 def tcp_address(option: str, value: object) -> tuple[str, int]:
     """``host:port`` or ``[ipv6]:port``, split into host and port."""
     accepted = "'host:port' or '[ipv6]:port' with a port from 1 to 65535"

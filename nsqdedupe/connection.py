@@ -43,6 +43,7 @@ _USED = {
     nsq.AsyncConn: (
         *("connect", "send", "send_rdy", "close", "trigger", "upgrade_to_tls"),
         *("_connect_callback", "_on_connect", "_socket_close", "_start_read", "_on_data"),
+        *("_on_message_finish", "_on_message_requeue", "_on_message_touch"),
     ),
     nsq.Reader: (
         *("_on_connection_identify", "_on_connection_identify_response", "_on_connection_auth"),

@@ -348,6 +348,11 @@ class Deduper:
         """Whether copies may have to wait for others, that is, whether anything is de-duplicated."""
         return self._ledger is not None
 
+    @property
+    def behind(self) -> bool:
+        """Whether a success is still to be recorded, by a `tick` when the store is back."""
+        return self._ledger is not None and self._ledger.behind
+
     def in_hand(self) -> Iterable[Delivery]:
         """The owners of messages in this process: ready, running or waiting."""
         return self._registry.owners.values()

@@ -124,7 +124,7 @@ class Handling:
             message.enable_async()
             message.runs_since = monotonic()
             future.add_done_callback(functools.partial(self._on_done, message))
-        elif message.is_async() or message.has_responded():
+        elif message._async_enabled or message.has_responded():  # noqa: SLF001 - our own message
             return
         elif result is None:
             self._complain(message, "returned None without responding; return True or False, or respond")

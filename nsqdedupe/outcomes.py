@@ -91,11 +91,14 @@ class Outcomes:
                 handled.append(delivery)
             else:
                 # In the order of the answers: a backoff begins and ends with them.
-                self._port.finish(handled, ran=True)
-                handled = []
+                if handled:
+                    self._port.finish(handled, ran=True)
+                    handled = []
                 self._end(delivery)
-        self._port.finish(handled, ran=True)
-        self.duplicates(done)
+        if handled:
+            self._port.finish(handled, ran=True)
+        if done:
+            self.duplicates(done)
 
     def _confirm(self, deliveries: Sequence[Delivery]) -> None:
         ledger = self._ledger
@@ -142,7 +145,8 @@ class Outcomes:
         else:
             self._port.finish([delivery], ran=True)
         if outcome in CONFIRMS:
-            self.duplicates(standbys)
+            if standbys:
+                self.duplicates(standbys)
         elif back:
             for standby in standbys:
                 self.defer(standby, delay + (AFTER_OTHERS if delay else 0.0) + jitter())

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 import nsq
 import nsq.event
 
+from nsqdedupe.answering import Answering
 from nsqdedupe.clock import monotonic
 from nsqdedupe.connection import Connection
 from nsqdedupe.deduper import Deduper
-from nsqdedupe.delivery import Delivery, Outcome, Source, State
+from nsqdedupe.delivery import Delivery, Source, State
 from nsqdedupe.errors import KeyExtractionError
 from nsqdedupe.handling import Handling, Hooks
 from nsqdedupe.message import Message
 from nsqdedupe.metrics import Events, Stats, Tally, snapshot
-from nsqdedupe.places import Places
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +34,6 @@ TICK = 0.25
 
 BACKLOG = 8 << 20
 """Bytes read and not yet handled at which reading pauses. Until then heartbeats are never kept waiting."""
-
-
-_GOOD = (Outcome.HANDLED, Outcome.GIVEN_UP, Outcome.INVALID)
 
 
 class ReaderLike(Hooks, Protocol):
@@ -55,7 +50,7 @@ class ReaderLike(Hooks, Protocol):
     def _send_rdy(self, conn: Any, value: int) -> None: ...  # noqa: ANN401
 
 
-class Runner:
+class Runner(Answering):
     """Runs the handlers of one reader. Everything but the answers happens on the loop's thread.
 
     Args:
@@ -72,38 +67,28 @@ class Runner:
         fingerprint: Callable[[Message], bytes] | None,
         make_deduper: Callable[[Runner, Events], Deduper],
     ) -> None:
+        super().__init__(reader.name)
         self._reader = reader
         self._fingerprint = fingerprint
         self._events = Events()
         self._tallies: dict[str, Tally] = {}
         self._deduper = make_deduper(self, self._events)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = 0
         self._turn_ends: float | None = None
         self._more = False
-        self._timer: asyncio.TimerHandle | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._ticked_at = monotonic()
         self._tick_every = TICK
         self._backlog = 0
         self._stalled: list[Connection] = []
-        self._places = Places()
         self.handling = Handling(
             reader, self._places, answer=self._answer, touch=self._touch, retry_delay=self._deduper.requeue_delay
         )
         """Whom messages answer to."""
         self.run = self.handling.run
         self.give_up = self.handling.give_up
-        self._woken = False
-        self._closed = False
         self._idle: asyncio.Future[None] | None = None
 
     # -- what the reader tells -------------------------------------------------------------------
-
-    def start(self) -> None:
-        """The event loop runs, on this thread."""
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
 
     def opened(self, conn: Connection) -> None:
         """A connection is ready."""
@@ -248,16 +233,6 @@ class Runner:
             self._idle.set_result(None)
             self._idle = None
 
-    def _set_timer(self) -> None:
-        """Come back when a copy whose owner is elsewhere wants to ask again."""
-        due = self._deduper.next_poll()
-        if due is not None and self._timer is None and self._loop is not None:
-            self._timer = self._loop.call_later(max(0.0, due - monotonic()), self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._work()
-
     def _tick(self) -> None:
         if self._loop is None:
             return
@@ -283,52 +258,11 @@ class Runner:
 
     def requeue(self, delivery: Delivery, delay: float, /, *, ran: bool) -> None:
         """Queue a REQ, after the RDY commands that a failure brings about."""
-        message = cast("Message", delivery)
-        conn = message.conn
-        if ran:
-            self._tell(message, nsq.event.BACKOFF if message.backoff else nsq.event.CONTINUE)
-        self._places.leave(message)
-        if not conn.closed():
-            conn.send(nsq.protocol.requeue(message.id, math.ceil(delay * 1000)))
-
-    def _tell(self, message: Message, event: str) -> None:
-        """Let the backoff take note; the answer goes out even if a hook of the application breaks there."""
-        if self._closed:
-            return  # a block would begin that nobody is left to end
-        conn = message.conn
-        # In pynsq the message is in flight until then: where RDY is scarce, its connection passes RDY on.
-        self._places.enter(message)
-        try:
-            conn.trigger(event, conn=conn)
-        except Exception:
-            logger.exception("[%s:%s] a hook failed on %s", conn.id, self._reader.name, event)
-
-    def hold(self, delivery: Delivery, /) -> None:
-        """Let a copy that waits count as in flight."""
-        self._places.hold(cast("Message", delivery))
-
-    def abandon(self, delivery: Delivery, /) -> None:
-        """Let the connection forget a message that will not be answered. If its run has ended, the backoff is told."""
-        message = cast("Message", delivery)
-        if message.outcome in _GOOD:
-            self._tell(message, nsq.event.RESUME)
-        elif message.outcome is Outcome.FAILED:
-            self._tell(message, nsq.event.BACKOFF if message.backoff else nsq.event.CONTINUE)
-        self._places.leave(message)
+        self._requeue(cast("Message", delivery), delay, ran=ran)
 
     def starved(self) -> bool:
         """Whether handlers must answer before anything else can come; see `Places.all_held`."""
         return self._deduper.copies_wait and self._places.all_held(self._reader.conns.values())
-
-    def wake(self) -> None:
-        """Work in the next turn of the loop."""
-        if self._loop is not None and not self._woken and not self._loop.is_closed():
-            self._woken = True
-            self._loop.call_soon(self._on_wake)
-
-    def _on_wake(self) -> None:
-        self._woken = False
-        self._work()
 
     def waiting_limit(self) -> int:
         """Half of the RDY now given, so that copies that wait never starve new work."""
@@ -337,27 +271,3 @@ class Runner:
     def paused(self) -> bool:
         """Whether the application paused the reader."""
         return self._reader.max_in_flight == 0
-
-    # -- answers of handlers, from any thread ----------------------------------------------------
-
-    def _touch(self, message: Message) -> None:
-        self._on_loop(self._take_touch, message)
-
-    def _take_touch(self, message: Message) -> None:
-        self._deduper.touch(message)
-        if not message.conn.closed():
-            message.conn.send(nsq.protocol.touch(message.id))
-
-    def _answer(self, message: Message, outcome: Outcome, delay: float | None) -> None:
-        self._on_loop(self._take_answer, message, outcome, delay)
-
-    def _take_answer(self, message: Message, outcome: Outcome, delay: float | None) -> None:
-        # At once, not when the batch is settled: the next handler may ask how many are in flight.
-        self._places.leave(message)
-        self._deduper.answer(message, outcome, delay)
-
-    def _on_loop(self, call: Callable[..., None], *args: Any) -> None:  # noqa: ANN401 - passed on
-        if self._loop is None or threading.get_ident() == self._thread:
-            call(*args)
-        else:
-            self._loop.call_soon_threadsafe(call, *args)
