@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 from urllib.parse import urlencode
 
-from nsqdedupe.lookupd import get_json, lookupd_url
+from nsqdedupe.lookupd import get_json, lookup_url
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +64,9 @@ class Neighbours:
         reader = self._reader
         for conn in list(reader.conns.values()):
             clients = await self._clients(conn.host, conn.port)
-            family = [r for r in self._family() if conn.id in r.conns]
-            ours = sum((r.topic, r.channel) == (reader.topic, reader.channel) for r in family)
+            # All connections to this nsqd, be it under another name.
+            family = [r for r in self._family() if (r.topic, r.channel) == (reader.topic, reader.channel)]
+            ours = sum(conn is other or conn.peer == other.peer for r in family for other in r.conns.values())
             if clients > ours > 0:
                 logger.warning(
                     "[%s] channel %s/%s has %d other client(s) on %s: copies that go there are not seen here, because "
@@ -88,9 +89,8 @@ class Neighbours:
 
     async def _http_port(self, host: str, port: int) -> int | None:
         """Nsqlookupd knows it; else it is mostly the next one, if the nsqd there says so itself."""
-        query = urlencode({"topic": self._reader.topic})
         for lookupd in self._reader.lookupd_http_addresses:
-            found = await _get(lookupd_url(lookupd, f"/lookup?{query}"))
+            found = await _get(lookup_url(lookupd, self._reader.topic))
             for producer in found.get("producers") or ():
                 if (producer.get("broadcast_address"), producer.get("tcp_port")) == (host, port):
                     http_port: int | None = producer.get("http_port")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from nsqdedupe import checks
 from nsqdedupe.errors import ConfigError
@@ -87,13 +88,26 @@ def _direct(option: str, value: object) -> object:
     return addresses
 
 
+def _lookupds(option: str, value: object) -> object:
+    addresses = checks.strings(option, value)
+    for address in addresses:
+        try:
+            parts = urlsplit(address if "://" in address else f"http://{address}")
+            named = bool(parts.hostname) and parts.port != 0 and parts.scheme in ("http", "https")
+        except ValueError:  # brackets that match nothing, a port that is none
+            named = False
+        if not named:
+            raise checks.refuse(option, address, "'host:port' or an http URL", "for example '127.0.0.1:4161'")
+    return addresses
+
+
 CHECKS: Mapping[str, Callable[[str, object], object]] = {
     "topic": checks.nsq_name,
     "channel": checks.nsq_name,
     "message_handler": _handler,
     "name": _name,
     "nsqd_tcp_addresses": _direct,
-    "lookupd_http_addresses": checks.strings,
+    "lookupd_http_addresses": _lookupds,
     "max_tries": _whole(0),
     "max_in_flight": _whole(1),
     "lookupd_poll_interval": _whole(1),
