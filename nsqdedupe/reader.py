@@ -43,13 +43,16 @@ _RECONNECT_PAUSE = 15.0
 _readers: weakref.WeakSet[DedupeReader] = weakref.WeakSet()
 
 
-class _StatsOnRead:
+class _OnRead:
     """``reader.stats``. Not a property, so that a subclass may have an attribute of that name."""
+
+    def __init__(self, read: Callable[[DedupeReader], Stats]) -> None:
+        self._read = read
 
     def __get__(self, reader: DedupeReader | None, _: type | None = None) -> Stats:
         if reader is None:
             raise AttributeError("stats")
-        return reader._runner.stats()  # noqa: SLF001 - its own class
+        return self._read(reader)
 
 
 class DedupeReader(nsq.Reader):
@@ -89,7 +92,10 @@ class DedupeReader(nsq.Reader):
         MissingDependency: the installed pynsq is not one that this package knows.
     """
 
-    stats = _StatsOnRead()
+    def __read_stats(self) -> Stats:
+        return self.__runner.stats()
+
+    stats = _OnRead(__read_stats)
     """A frozen `Stats` of all deliveries so far."""
 
     def __init__(
@@ -151,11 +157,12 @@ class DedupeReader(nsq.Reader):
         if store is not False:
             fingerprint = fingerprinter(topic, channel, key, secret)
             store.bind(hashing_of(secret))
-        self.store = store
-        self._stopping: asyncio.Future[int] | None = None
-        self._closed = False
-        self._poll_start: object | None = None
-        self._connecting: dict[str, Connection] = {}
+        # Subclasses have attributes of all names: what this one goes by has two underscores.
+        self.store = self.__store = store
+        self.__stopping: asyncio.Future[int] | None = None
+        self.__closed = False
+        self.__poll_start: object | None = None
+        self.__connecting: dict[str, Connection] = {}
 
         def make_deduper(port: Runner, events: Events) -> Deduper:
             return Deduper(
@@ -169,21 +176,24 @@ class DedupeReader(nsq.Reader):
             )
 
         super().__init__(**options)
-        self._runner = Runner(self, fingerprint, make_deduper)
+        self.__runner = Runner(self, fingerprint, make_deduper)
         _readers.add(self)
-        self._neighbours: Neighbours | None = None
+        self.__neighbours: Neighbours | None = None
         if store is not False and not store.traits.shared:
-            self._neighbours = Neighbours(self, lambda: [reader for reader in _readers if reader.store is store])
+            self.__neighbours = Neighbours(self, self.__family)
+
+    def __family(self) -> list[DedupeReader]:
+        return [reader for reader in _readers if reader.__store is self.__store]  # noqa: SLF001 - its own class
 
     # -- connecting ------------------------------------------------------------------------------
 
     def _run(self) -> None:
         """Start, on the loop. pynsq's own cannot be stopped again, and takes no IPv6 address."""
-        if self._closed:
+        if self.__closed:
             return
         if self.message_handler is None:
             raise ConfigError("message_handler is missing: give one to the constructor or to set_message_handler")
-        self._runner.start()
+        self.__runner.start()
         logger.info("[%s] starting reader for %s/%s...", self.name, self.topic, self.channel)
         for address in self.nsqd_tcp_addresses:
             self.connect_to_nsqd(*checks.tcp_address("nsqd_tcp_addresses", address))
@@ -194,18 +204,18 @@ class DedupeReader(nsq.Reader):
             self.query_periodic = PeriodicCallback(self.query_lookupd, self.lookupd_poll_interval * 1000)
             # At a random time, so that many consumers that start together do not ask together.
             delay = random.random() * self.lookupd_poll_interval * self.lookupd_poll_jitter
-            self._poll_start = self.io_loop.call_later(delay, self.query_periodic.start)
+            self.__poll_start = self.io_loop.call_later(delay, self.query_periodic.start)
 
     def connect_to_nsqd(self, host: str, port: int) -> Connection | None:
         """Connect to an nsqd, unless that is done or was tried less than 10 s ago (then None)."""
-        if self._closed or self._stopping is not None:
+        if self.__closed or self.__stopping is not None:
             return None
         conn = Connection(
             host,
             port,
             make_message=Message,
-            receive=self._runner.receive,
-            responder=self._runner.handling,
+            receive=self.__runner.receive,
+            responder=self.__runner.handling,
             **self.conn_kwargs,
         )
         last = self.connection_attempts.get(conn.id)
@@ -224,27 +234,27 @@ class DedupeReader(nsq.Reader):
         conn.on(nsq.event.RESUME, functools.partial(self._on_backoff_resume, success=True))
         conn.on(nsq.event.CONTINUE, functools.partial(self._on_backoff_resume, success=None))
         logger.info("[%s:%s] connecting to nsqd", conn.id, self.name)
-        self._connecting[conn.id] = conn
+        self.__connecting[conn.id] = conn
         conn.connect()
         return conn
 
     def _on_connection_ready(self, conn: Connection, **kwargs: Any) -> None:  # noqa: ANN401 - an event's arguments
-        if self._closed or self._stopping is not None:
+        if self.__closed or self.__stopping is not None:
             conn.close()
             return
         if conn.id not in self.conns:
-            self._runner.opened(conn)
+            self.__runner.opened(conn)
             conn.is_open = True
         super()._on_connection_ready(conn, **kwargs)
-        self._connecting.pop(conn.id, None)
-        if self._neighbours is not None:
-            self._neighbours.start()
+        self.__connecting.pop(conn.id, None)
+        if self.__neighbours is not None:
+            self.__neighbours.start()
 
     def _on_connection_close(self, conn: Connection, **kwargs: Any) -> None:  # noqa: ANN401 - an event's arguments
-        if self._connecting.get(conn.id) is conn:
-            del self._connecting[conn.id]
-        self._lose(conn)
-        if self._closed or self.conns.get(conn.id, conn) is not conn:
+        if self.__connecting.get(conn.id) is conn:
+            del self.__connecting[conn.id]
+        self.__lose(conn)
+        if self.__closed or self.conns.get(conn.id, conn) is not conn:
             # Ours, or a second connection to the same nsqd: pynsq would forget the first, which lives.
             if self.conns.get(conn.id) is conn:
                 del self.conns[conn.id]
@@ -255,17 +265,17 @@ class DedupeReader(nsq.Reader):
             # pynsq leaves these to nsqlookupd, which may never have heard of them.
             self.io_loop.call_later(_RECONNECT_PAUSE, self.connect_to_nsqd, conn.host, conn.port)
 
-    def _lose(self, conn: Connection) -> None:
+    def __lose(self, conn: Connection) -> None:
         if conn.is_open:
             conn.is_open = False
-            self._runner.lost(conn)
+            self.__runner.lost(conn)
 
     def _on_connection_error(self, conn: nsq.AsyncConn, error: Exception, **kwargs: Any) -> None:  # noqa: ANN401
         text = error.args[0] if error.args else b""
         if isinstance(text, bytes) and text.startswith((b"E_FIN_FAILED", b"E_REQ_FAILED", b"E_TOUCH_FAILED")):
             # An answer came after nsqd's timeout. The connection is well, and the message comes again.
             if text.startswith(b"E_FIN_FAILED"):
-                self._runner.fin_failed()
+                self.__runner.fin_failed()
             logger.info("[%s:%s] %s", conn.id, self.name, text.decode("utf-8", "replace"))
             return
         super()._on_connection_error(conn, error, **kwargs)
@@ -292,7 +302,7 @@ class DedupeReader(nsq.Reader):
 
         Also if their other copies, which wait for that answer, may keep all others from coming.
         """
-        return super().is_starved() or self._runner.starved()
+        return super().is_starved() or self.__runner.starved()
 
     # -- stopping --------------------------------------------------------------------------------
 
@@ -306,54 +316,56 @@ class DedupeReader(nsq.Reader):
             Number of deliveries left unanswered: 0 if all were answered in time.
         """
         checks.number("timeout", timeout, 0)
-        if self._stopping is None:
-            self._stopping = asyncio.ensure_future(self._drain(timeout))
-        return await asyncio.shield(self._stopping)
+        if self.__stopping is None:
+            self.__stopping = asyncio.ensure_future(self.__drain(timeout))
+        return await asyncio.shield(self.__stopping)
 
-    async def _drain(self, timeout: float) -> int:  # noqa: ASYNC109 - see stop
-        self._stop_timers()
-        for conn in list(self._connecting.values()):
+    async def __drain(self, timeout: float) -> int:  # noqa: ASYNC109 - see stop
+        self.__stop_timers()
+        for conn in list(self.__connecting.values()):
             conn.close()
         conns = list(self.conns.values())
         agreed = [conn.say_goodbye() for conn in conns]
-        self._runner.drain()
+        self.__runner.drain()
         try:
             async with asyncio.timeout(timeout):
                 await asyncio.gather(*agreed)
-                await self._runner.idle()
+                await self.__runner.idle()
                 await asyncio.gather(*(conn.drain() for conn in conns))
         except TimeoutError:
-            logger.warning("[%s] stopped with %d messages unanswered", self.name, self._runner.in_flight())
-        left = self._runner.in_flight()
+            logger.warning("[%s] stopped with %d messages unanswered", self.name, self.__runner.in_flight())
+        left = self.__runner.in_flight()
         self.close()
         return left
 
     def close(self) -> None:
         """Close at once: what is in flight stays unanswered, and nsqd gives it out again. Idempotent."""
-        if self._closed:
+        if self.__closed:
             return
-        self._closed = True
-        self._stop_timers()
-        self._runner.close()
-        for conn in [*self.conns.values(), *self._connecting.values()]:
+        self.__closed = True
+        _readers.discard(self)
+        self.__stop_timers()
+        self._stop_looking()
+        self.__runner.close()
+        for conn in [*self.conns.values(), *self.__connecting.values()]:
             if conn.rdy_timeout is not None:
                 self.io_loop.remove_timeout(conn.rdy_timeout)
                 conn.rdy_timeout = None
             conn.close()
             # Its close event comes in the next turn of the loop; until then no handler may start.
-            self._lose(conn)
+            self.__lose(conn)
 
-    def _stop_timers(self) -> None:
+    def __stop_timers(self) -> None:
         for periodic in (self.redist_periodic, self.query_periodic):
             if periodic is not None:
                 periodic.stop()
-        if self._poll_start is not None:
-            self.io_loop.remove_timeout(self._poll_start)
-            self._poll_start = None
-        if self._neighbours is not None:
-            self._neighbours.stop()
+        if self.__poll_start is not None:
+            self.io_loop.remove_timeout(self.__poll_start)
+            self.__poll_start = None
+        if self.__neighbours is not None:
+            self.__neighbours.stop()
 
 
 def live_readers() -> list[DedupeReader]:
     """All readers of this process that were not closed."""
-    return [reader for reader in _readers if not reader._closed]  # noqa: SLF001 - its own module
+    return list(_readers)

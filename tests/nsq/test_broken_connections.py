@@ -57,7 +57,7 @@ def test_a_connection_that_breaks_while_its_batch_runs_costs_no_answer_of_anothe
             await eventually_async(lambda: not reader.stats.in_flight)
             assert conn.closed()
             # Nobody waits for them: who comes again is handled, or was.
-            assert list(reader._runner._deduper.in_hand()) == []
+            assert list(reader._DedupeReader__runner._deduper.in_hand()) == []
             assert conn.in_flight == 0
 
     on_loop(main())
@@ -109,7 +109,7 @@ def test_an_nsqd_that_hangs_up_before_the_subscription_is_no_end(caplog: pytest.
 
     async def main() -> None:
         async with connected(lambda _: True) as (_, reader, conn):
-            reader._lose(conn)
+            reader._DedupeReader__lose(conn)
             del reader.conns[conn.id]
             conn.stream.close()
             with pytest.raises(OSError, match="closed"):

@@ -183,7 +183,7 @@ def test_in_a_pause_no_copy_that_waits_takes_over(
             (owner,) = running
             assert by_address[owner.conn.id].alive
             # The handler is taken away without an outcome: what a lease that ends does, only sooner.
-            reader._runner._deduper._outcomes.let_go(owner)
+            reader._DedupeReader__runner._deduper._outcomes.let_go(owner)
             await asyncio.sleep(0.5)
             assert seen.handled == {}
             reader.set_max_in_flight(20)

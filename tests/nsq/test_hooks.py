@@ -250,6 +250,25 @@ def test_a_subclass_may_call_handlers_its_own_way(
     on_loop(main())
 
 
+def test_who_listens_to_responses_once_connected_hears_no_earlier_one(nsqd: Nsqd, topic: str, channel: str) -> None:
+    """With pynsq the first is that to the subscription; that to IDENTIFY has brought the connection about."""
+    heard: list[bytes] = []
+
+    class Listening(DedupeReader):
+        def connect_to_nsqd(self, host: str, port: int) -> Any:
+            conn = super().connect_to_nsqd(host, port)
+            assert conn is not None
+            conn.on("ready", lambda conn: conn.on("response", lambda conn, data: heard.append(data)))
+            return conn
+
+    async def main() -> None:
+        async with consuming(topic, channel, lambda _: True, [nsqd], Listening):
+            await eventually_async(lambda: heard)
+
+    on_loop(main())
+    assert heard == [b"OK"]
+
+
 def test_the_handler_may_be_set_later_and_changed(nsqd: Nsqd, topic: str, channel: str) -> None:
     first, second = Seen(), Seen()
 

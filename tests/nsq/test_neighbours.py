@@ -67,9 +67,9 @@ def test_a_foreign_consumer_is_told_of_once(
             await eventually_async(lambda: warnings_in(caplog))
             assert looks[-1] is True
             # It looks no more, so it cannot tell of it again.
-            assert reader._neighbours is not None
-            assert reader._neighbours._task is not None
-            await reader._neighbours._task
+            assert reader._DedupeReader__neighbours is not None
+            assert reader._DedupeReader__neighbours._task is not None
+            await reader._DedupeReader__neighbours._task
             foreign.close()
 
     on_loop(main())
@@ -131,7 +131,7 @@ def test_where_nothing_can_be_missed_nobody_looks(
     async def main() -> None:
         async with consuming(topic, channel, lambda _: True, [nsqd], store=store) as reader:
             await eventually_async(lambda: reader.conns)
-            assert reader._neighbours is None
+            assert reader._DedupeReader__neighbours is None
 
     on_loop(main())
     assert looks == []
@@ -252,8 +252,8 @@ def test_a_reader_that_is_closed_stops_looking(nsqd: Nsqd, topic: str, channel: 
     async def main() -> None:
         async with consuming(topic, channel, Seen().handle, [nsqd]) as reader:
             await eventually_async(lambda: looks)
-            assert reader._neighbours is not None
-            task = reader._neighbours._task
+            assert reader._DedupeReader__neighbours is not None
+            task = reader._DedupeReader__neighbours._task
             assert task is not None
         await eventually_async(task.done)
         assert task.cancelled()

@@ -17,6 +17,7 @@ from servers import eventually, eventually_async
 
 from nsqdedupe import BODY, ConfigError, DedupeReader, run
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
+from nsqdedupe.reader import live_readers
 
 Pair = tuple[Nsqd, Nsqd]
 
@@ -139,8 +140,8 @@ def test_readers_of_another_loop_are_left_alone(
         ours = reader_of(lookupd, topic, channel, lambda _: True)
         loop.call_later(0.05, send, signal.SIGTERM)
         run(timeout=5)
-        assert ours._closed
-        assert not others[0]._closed
+        assert ours not in live_readers()
+        assert others[0] in live_readers()
         others[0].close()
         asyncio.set_event_loop(loop)
 
@@ -155,7 +156,7 @@ def test_a_reader_that_never_found_its_nsqd_stops_like_any_other(
     run(timeout=3600)
     assert time.monotonic() - started < PATIENCE
     assert reader.connection_attempts
-    assert reader._closed
+    assert reader not in live_readers()
 
 
 def test_without_readers_it_waits_for_the_signal(loop: asyncio.AbstractEventLoop) -> None:

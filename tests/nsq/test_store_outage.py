@@ -113,7 +113,7 @@ def test_nothing_is_lost_when_the_store_is_away_for_a_while(
             assert (stats.failed, stats.unanswered) == (0, 0)
             # What was handled while it was away is known to it by now.
             before = stats.duplicates
-            await eventually_async(lambda: not reader._runner._deduper._ledger.behind)
+            await eventually_async(lambda: not reader._DedupeReader__runner._deduper._ledger.behind)
             publish(nsqd_pair[:1], topic, [*first, *second, *third])
             await nothing_left(nsqd_pair, topic, channel)
             assert reader.stats.duplicates == before + 3000
@@ -181,7 +181,7 @@ def test_the_store_may_go_between_the_claim_and_the_confirmation(
             await nothing_left([second], topic, channel)
             assert reader.stats.duplicates == 200
             store.away = False
-            await eventually_async(lambda: not reader._runner._deduper._ledger.behind)
+            await eventually_async(lambda: not reader._DedupeReader__runner._deduper._ledger.behind)
             assert store.refused == reader.stats.store_errors
             at_rest(reader)
 

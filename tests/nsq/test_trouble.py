@@ -163,7 +163,7 @@ def test_whatever_happens_each_message_is_handled_once(
         for reader in application.live:
             await eventually_async(lambda reader=reader: not reader.stats.in_flight)
             at_rest(reader)
-            assert list(reader._runner._deduper.in_hand()) == []
+            assert list(reader._DedupeReader__runner._deduper.in_hand()) == []
         for reader in application.live:
             reader.close()
 

@@ -275,7 +275,7 @@ def test_reading_waits_for_slow_handlers_and_goes_on(
 
     async def main() -> None:
         def work(message: Any) -> bool:
-            waiting.append(len(reader._runner._stalled))
+            waiting.append(len(reader._DedupeReader__runner._stalled))
             return seen.handle(message)
 
         async with consuming(topic, channel, plain(work, 0.009), lookupd, max_in_flight=400) as reader:
@@ -304,7 +304,7 @@ def test_a_connection_that_ends_while_its_reading_waits_is_not_read_again(monkey
         def handle(message: Any) -> bool:
             time.sleep(0.009)
             runs.append(message.id)
-            if reader._runner._stalled:
+            if reader._DedupeReader__runner._stalled:
                 conn.close()
             return True
 
@@ -314,7 +314,7 @@ def test_a_connection_that_ends_while_its_reading_waits_is_not_read_again(monkey
             with contextlib.suppress(ConnectionError):
                 await sending
             await eventually_async(lambda: not reader.stats.in_flight)
-            assert reader._runner._stalled == []
+            assert reader._DedupeReader__runner._stalled == []
             assert reader.stats.unanswered > 0
 
     on_loop(main())
@@ -358,7 +358,7 @@ def test_an_nsqd_that_is_down_is_no_end(nsqd: Nsqd, topic: str, channel: str, ca
 
     async def main() -> None:
         async with consuming(topic, channel, lambda _: True, [nsqd]) as reader:
-            await eventually_async(lambda: reader.connection_attempts and not reader._connecting)
+            await eventually_async(lambda: reader.connection_attempts and not reader._DedupeReader__connecting)
             assert reader.conns == {}
 
     on_loop(main())
