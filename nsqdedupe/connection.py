@@ -49,6 +49,7 @@ _USED = {
         *("_on_connection_identify", "_on_connection_identify_response", "_on_connection_auth"),
         *("_on_connection_auth_response", "_on_connection_error", "_on_connection_close", "_on_connection_ready"),
         *("_on_heartbeat", "_on_backoff_resume", "_maybe_update_rdy", "_send_rdy", "_redistribute_rdy_state"),
+        "_check_last_recv_timestamps",
     ),
 }
 

@@ -16,6 +16,7 @@ import nsq.event
 from tornado.ioloop import PeriodicCallback
 
 from nsqdedupe import checks
+from nsqdedupe.client import Client
 from nsqdedupe.connection import Connection, check_pynsq
 from nsqdedupe.deduper import Deduper
 from nsqdedupe.errors import ConfigError
@@ -55,7 +56,7 @@ class _OnRead:
         return self._read(reader)
 
 
-class DedupeReader(nsq.Reader):
+class DedupeReader(nsq.Reader, Client):
     """Consumes a channel like `nsq.Reader`, and handles every message once.
 
     A producer publishes each message to two or more nsqds; every copy arrives here. The handler runs for

@@ -29,7 +29,7 @@ FLOORS = (
     "outcomes",
     "keeper",
     "deduper",
-    "version tls pauses streams",
+    "version client tls pauses streams",
     "options lookupd link",
     "connection neighbours",
     "message pipeline",

@@ -1,0 +1,1 @@
+from nsq import Client as Client
