@@ -16,6 +16,7 @@ from nsqdedupe.errors import (
 )
 from nsqdedupe.fingerprint import BODY, json_field
 from nsqdedupe.handler import DedupedHandler, dedupe
+from nsqdedupe.ids import with_id
 from nsqdedupe.message import Message
 from nsqdedupe.metrics import Stats
 from nsqdedupe.publisher import ReplicatedWriter
@@ -53,4 +54,5 @@ __all__ = [
     "dedupe",
     "json_field",
     "run",
+    "with_id",
 ]

@@ -18,7 +18,7 @@ FACE = "nsqdedupe"
 FLOORS = (
     "errors clock",
     "store metrics checks",
-    "fingerprint sizing offload delivery testing commands permits",
+    "fingerprint ids sizing offload delivery testing commands permits",
     "tables.table tables.table_header ledger port waiting",
     "tables.table_file",
     "tables.opposite_bloom tables.rocksdb tables.rolling_bloom",
