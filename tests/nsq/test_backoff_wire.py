@@ -1,4 +1,9 @@
-"""Backoff as nsqd sees it: on streams without duplicates a DedupeReader gives RDY as stock pynsq does."""
+"""Backoff as nsqd sees it: on streams without duplicates a DedupeReader gives RDY as stock pynsq does.
+
+What is compared is every RDY command of every connection in its order, and where messages come one at a time every
+FIN and REQ among them. Where pynsq draws lots, both readers draw the same. What differs on purpose happens in none of
+these scenes; it is listed in docs/architecture.md, under "RDY is pynsq's".
+"""
 
 from __future__ import annotations
 
@@ -10,14 +15,13 @@ from typing import Any
 
 import nsq
 import pytest
-from consumers import on_loop
+from consumers import PATIENCE, on_loop
 from proxy import Line, Proxy, recording
 from servers import Servers, eventually_async
 
 from nsqdedupe import BODY, DedupeReader
 from nsqdedupe.cli.local_nsq import Nsqd
 
-PATIENCE = 5.0
 Scene = Callable[["Stage"], Awaitable[None]]
 
 
