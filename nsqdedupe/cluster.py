@@ -93,7 +93,7 @@ class Cluster:
             self._poll.start()
 
     def close(self) -> None:
-        """Close all connections, each when all that was sent is written. Returns at once. Idempotent."""
+        """Close all connections, each when what was sent is answered. Returns at once. Idempotent."""
         if self._poll is not None:
             self._poll.stop()
         for member in self._members.values():
@@ -137,7 +137,8 @@ class Cluster:
     def look(self) -> None:
         """See which are ready."""
         taken: dict[object, Pipeline] = {}
-        for endpoint, member in self._members.items():
+        # Those that were ready before stay: messages may be on their way there.
+        for endpoint, member in sorted(self._members.items(), key=lambda item: item[1].pipeline not in self.ready):
             pipeline = member.pipeline
             if pipeline.ready:
                 first = taken.setdefault(pipeline.peer, pipeline)

@@ -72,9 +72,11 @@ class Link(nsq.AsyncConn):
             asking.add_done_callback(self._on_addresses)
 
     def _on_addresses(self, asking: asyncio.Future[Any]) -> None:
-        if asking.cancelled() or self._given_up:
+        if asking.cancelled():
             return
-        error = asking.exception()
+        error = asking.exception()  # looked at even when nobody wants it any more, or asyncio tells of it
+        if self._given_up:
+            return
         if error is None:
             self._take_addresses(asking.result())
         else:

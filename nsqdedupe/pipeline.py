@@ -82,6 +82,7 @@ class Pipeline:
         """When it last sent something, or began to owe something."""
         self._failures = 0
         self._pauses = Pauses()
+        self._closing = False
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop
 
@@ -116,13 +117,19 @@ class Pipeline:
         return True
 
     def close(self) -> None:
-        """Close once all that was sent is written, or `timeout` is over. Returns at once. Idempotent.
-
-        The answers that were owed are not reported any more.
-        """
-        conn = self._part()
-        if conn is not None:
-            conn.write_and_close(self._timeout)
+        """Close when all that was sent is answered, or after ``timeout`` seconds. Returns at once. Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        if self._conn is None or not self._commands.owed or self._loop.is_closed():
+            self._end()
+            return
+        # Not before: to close while answers are unread makes TCP drop what nsqd has not read yet.
+        self.ready = False
+        self._conn.flush()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(self._timeout, self._end)
 
     # -- the connection --------------------------------------------------------------------------
 
@@ -134,6 +141,11 @@ class Pipeline:
         if self._timer is not None:
             self._timer.cancel()
         return conn
+
+    def _end(self) -> None:
+        conn = self._part()
+        if conn is not None:
+            conn.close()
 
     def _connect(self) -> None:
         # Neither is called: nsqd sends messages to subscribers only.
@@ -203,13 +215,13 @@ class Pipeline:
 
         If ``refused``, that is only the first: nsqd carries out nothing of what came behind an error.
         """
-        if self.ready or not self._failures:
+        if not self._closing and (self.ready or not self._failures):
             logger.warning("[%s] cannot publish to this nsqd: %s; connecting again", self.address, trouble)
         sent, held = self._commands.clear()
         was_ready = self.ready
-        conn = self._part()
-        if conn is not None:
-            conn.close()
+        self._end()
+        if self._closing:
+            return
         self.trouble = trouble
         self._failures += 1
         self._timer = self._loop.call_later(self._pauses.next(), self._connect)
@@ -223,11 +235,13 @@ class Pipeline:
     # -- answers ---------------------------------------------------------------------------------
 
     def _on_response(self, conn: _Connection, data: bytes) -> None:
-        if conn is not self._conn or not self.ready:
+        if conn is not self._conn or not (self.ready or self._closing):
             return  # a late answer, or one to the negotiation
         self._heard = self._loop.time()
         if data == b"OK" and self._commands.owed:
             self._commands.take().acknowledged(self)
+            if self._closing and not self._commands.owed:
+                self._end()
         else:
             said = f"unexpected answer {data[:40]!r}"
             self._lose(said, f"{said} {UNKNOWN}")
@@ -246,17 +260,6 @@ class Pipeline:
 
 class _Connection(Connection):
     """Hears nsqd out before it ends."""
-
-    def write_and_close(self, timeout: float) -> None:
-        """Close when what was sent is written, after ``timeout`` seconds at the latest. Returns at once."""
-        if self._batching:
-            self.flush()
-            if self.stream.writing() and self._written is not None:
-                guard = self._loop.call_later(timeout, self.close)
-                self._written.add_done_callback(lambda _: guard.cancel())
-                self._written.add_done_callback(lambda _: self.close())
-                return
-        self.close()
 
     def send(self, data: bytes) -> Any:  # noqa: ANN401 - pynsq's signature
         """As usual, but after the end nothing is sent and nothing raised: a heartbeat may have come with it."""

@@ -145,7 +145,7 @@ class ReplicatedWriter:
 
         Raises:
             PublishError: fewer acknowledged it within ``timeout`` seconds after it was accepted, or it is
-                certain already that fewer will, or it waited as long to be accepted while others ran out of time.
+                certain already that fewer will; or it waited half as long to be accepted, and others ran out of time.
                 Publishing it again is safe.
 
             ConfigError: topic, body or defer is none; nothing was sent.
@@ -157,7 +157,7 @@ class ReplicatedWriter:
         defer_ms = check_defer(defer) if defer != 0 or isinstance(defer, bool) else 0
         loop = self._enter()
         if not self._permits.take(1):
-            await self._permits.wait(1)
+            await self._wait(1)
         publication = self._alone(topic, defer_ms) if defer_ms else self._batch(topic, framed(body))
         future: Future = loop.create_future()
         publication.add(future, (body,))
@@ -198,7 +198,7 @@ class ReplicatedWriter:
         try:
             for chunk in cut(bodies, self._most, self._most_bytes):
                 if not self._permits.take(len(chunk)):
-                    await self._permits.wait(len(chunk))
+                    await self._wait(len(chunk))
                 if any(future.done() and future.exception() for future, _ in calls):
                     self._permits.give(len(chunk))
                     break
@@ -243,16 +243,17 @@ class ReplicatedWriter:
     def close(self) -> None:
         """Send what was accepted and not sent yet, wait for no answer, and close. Returns at once. Idempotent.
 
-        Pending publishes raise PublishError. A connection that cannot take all at once stays open until all is
-        written, for ``timeout`` seconds at most, if the event loop runs on.
+        Pending publishes raise PublishError. A connection stays open in the background until nsqd has answered what
+        it was sent, for ``timeout`` seconds at most, as long as the event loop runs.
         """
         self._ended = _CLOSED
         if self._loop is not None and not self._loop.is_closed():
             self._send_batches()
+        # First, or they would be accepted now.
+        self._permits.refuse(lambda: self._refusal(_CLOSED))
         unasked = "the writer was closed before it was connected"
         for publication in list(self._publications):
             self._give_up(publication, f"the writer was closed before its answer {UNKNOWN}", unasked)
-        self._permits.refuse(lambda: publish_error(self._cluster.wanted(), (), {}, _CLOSED))
         self._cluster.close()
 
     async def __aenter__(self) -> Self:
@@ -269,7 +270,7 @@ class ReplicatedWriter:
         """A call begins: start if need be."""
         loop = asyncio.get_running_loop()
         if self._ended:
-            raise publish_error(self._cluster.wanted(), (), {}, f"{self._ended}; make another one")
+            raise self._refusal(f"{self._ended}; make another one")
         if self._loop is None:
             self._loop = loop
             _writers.add(self)
@@ -277,6 +278,12 @@ class ReplicatedWriter:
         elif self._loop is not loop:
             raise ConfigError("this writer was used on another event loop: make one writer per event loop")
         return loop
+
+    async def _wait(self, count: int) -> None:
+        await self._permits.wait(count)
+        if self._ended == _CLOSED:  # between the grant and this moment
+            self._permits.give(count)
+            raise self._refusal(_CLOSED)
 
     def _batch(self, topic: str, size: int) -> Publication:
         """The batch of a topic that has room for so many bytes."""
@@ -393,15 +400,18 @@ class ReplicatedWriter:
             self._send(part)
 
     def _on_late(self, publication: Publication) -> None:
+        # First, or they would get the permits that it gives back, and wait as long again.
+        self._permits.refuse(self._not_accepted, before=self._running().time() - self._timeout / 2)
         self._give_up(publication, f"no answer within {self._timeout:g} s {UNKNOWN}")
-        long_ago = self._running().time() - self._timeout
-        self._permits.refuse(self._not_accepted, long_ago)
 
     def _not_accepted(self) -> PublishError:
-        text = f"not accepted within {self._timeout:g} s, max_pending={self._permits.limit} others are pending"
-        known = self._cluster.known()
-        failed = {p.address: f"not connected: {p.trouble}" for p in known if not p.ready}
-        return publish_error(self._cluster.wanted(), (), failed, text)
+        text = f"not accepted within {self._timeout / 2:g} s, max_pending={self._permits.limit} others are pending"
+        down = [pipeline for pipeline in self._cluster.known() if not pipeline.ready]
+        return self._refusal(text, {pipeline.address: f"not connected: {pipeline.trouble}" for pipeline in down})
+
+    def _refusal(self, text: str, failed: dict[str, str] | None = None) -> PublishError:
+        """The error of a message that was never accepted."""
+        return publish_error(self._cluster.wanted(), (), failed or {}, text)
 
     def _give_up(self, publication: Publication, unanswered: str, unasked: str = "") -> None:
         topic = publication.topic

@@ -1,4 +1,4 @@
-"""`run`: like `nsq.run`, but SIGTERM and SIGINT let the readers finish what they have in hand."""
+"""`run`: like `nsq.run`, but SIGTERM and SIGINT let readers and writers finish what they have in hand."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 from tornado.ioloop import IOLoop
 
 from nsqdedupe import checks
+from nsqdedupe.publisher import live_writers
 from nsqdedupe.reader import live_readers
 
 logger = logging.getLogger(__name__)
@@ -19,11 +20,13 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def run(*, timeout: float = 30) -> None:
     """Run all readers and writers of this thread's event loop until SIGTERM or SIGINT.
 
-    The first signal stops every `DedupeReader` there gracefully; a second one ends the loop at once. To be
-    called from the main thread, outside of a running event loop. Blocks.
+    The first signal stops every `DedupeReader` there gracefully, and then every `ReplicatedWriter`, to which
+    handlers may have published until then; a second signal ends the loop at once. To be called from the main
+    thread, outside of a running event loop. Blocks.
 
     Args:
-        timeout: seconds to wait for messages in flight, 0 or more.
+        timeout: seconds to wait for messages in flight and then for what is being published, all together, 0
+            or more.
     """
     checks.number("timeout", timeout, 0)
     loop = IOLoop.current()
@@ -31,9 +34,12 @@ def run(*, timeout: float = 30) -> None:
     stopping: list[asyncio.Task[None]] = []
 
     async def stop() -> None:
+        end = asyncio_loop.time() + timeout
         try:
             ours = [reader for reader in live_readers() if reader.io_loop is loop]
             await asyncio.gather(*(reader.stop(timeout) for reader in ours))
+            left = max(0.0, end - asyncio_loop.time())
+            await asyncio.gather(*(writer.stop(left) for writer in live_writers(asyncio_loop)))
         finally:
             loop.stop()
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import struct
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 from consumers import bodies, on_loop
+from imitation import OK, Imitation
 from servers import Servers
 from writers import addresses, failure, on_each, writing
 
@@ -20,7 +18,6 @@ from nsqdedupe.cli.local_nsq import Nsqd
 Pair = tuple[Nsqd, Nsqd]
 
 TOO_BIG = b"x" * ((1 << 20) + 1)
-OK = b"OK"
 
 
 def test_a_body_that_is_too_large_is_told_so(nsqd_pair: Pair, topic: str) -> None:
@@ -67,50 +64,6 @@ def test_an_nsqd_that_refuses_is_replaced_by_one_that_does_not(servers: Servers,
                 assert set(await writer.publish(topic, body)) == set(addresses(nsqds[1:]))
 
     on_loop(main())
-
-
-IDENTITY = json.dumps({"max_rdy_count": 2500}).encode()
-
-
-class Imitation:
-    """Talks like nsqd, and answers publishes as it is told.
-
-    Args:
-        answer: gets how many publishes came before on the connection, and returns frames as (type, data);
-            None: it closes the connection.
-    """
-
-    def __init__(self, answer: Callable[[int], list[tuple[int, bytes]] | None]) -> None:
-        self._answer = answer
-        self.address = ""
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[str]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        yield self.address
-        server.close()
-        await server.wait_closed()
-
-    async def _serve(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            await reader.readexactly(4)
-            count = 0
-            while line := await reader.readline():
-                if line == b"NOP\n":
-                    continue
-                await reader.readexactly(*struct.unpack(">I", await reader.readexactly(4)))
-                if line.startswith(b"IDENTIFY"):
-                    frames: list[tuple[int, bytes]] | None = [(0, IDENTITY)]
-                else:
-                    frames = self._answer(count)
-                    count += 1
-                if frames is None:
-                    break
-                for kind, data in frames:
-                    client.write(struct.pack(">II", len(data) + 4, kind) + data)
-                await client.drain()
-        client.close()
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from collections import Counter
 import pytest
 from consumers import bodies, on_loop
 from servers import Servers, eventually_async
-from writers import addresses, failure, frozen, on_each, ready, works_again, writing
+from writers import addresses, failure, frozen, ready, works_again, writing
 
 from nsqdedupe import PublishError
-from nsqdedupe.cli.local_nsq import DURABLE, Nsqd
+from nsqdedupe.cli.local_nsq import Nsqd
 
 Pair = tuple[Nsqd, Nsqd]
 
@@ -63,38 +63,6 @@ def test_a_publish_waits_for_an_nsqd_that_comes_late(nsqd_pair: Pair, topic: str
 
     on_loop(main())
     assert [nsqd.depth(topic) for nsqd in nsqd_pair] == [1, 1]
-
-
-def test_one_of_three_is_killed_in_the_middle(servers: Servers, topic: str, channel: str) -> None:
-    """Every publish succeeds, and each acknowledged message is where it was acknowledged."""
-    nsqds = [servers.nsqd(*DURABLE) for _ in range(3)]
-    messages = bodies(600)
-    answers: dict[bytes, tuple[str, ...]] = {}
-    killed = asyncio.Event()
-
-    async def main() -> None:
-        async with writing(nsqds) as writer:
-            rest = iter(messages)
-
-            async def work() -> None:
-                for body in rest:
-                    answers[body] = await writer.publish(topic, body)
-                    if len(answers) == 200:
-                        nsqds[0].kill()
-                        killed.set()
-
-            await asyncio.gather(*(work() for _ in range(50)))
-            assert killed.is_set()
-            nsqds[0].start()
-            back = nsqds[0].tcp_address
-            await eventually_async(lambda: works_again(writer, topic), until=lambda answer: back in answer)
-        found = dict(zip(addresses(nsqds), await on_each(nsqds, topic, channel), strict=True))
-        assert {len(set(answer)) for answer in answers.values()} == {2}
-        assert set(answers) == set(messages)
-        lost = [(body, nsqd) for body, answer in answers.items() for nsqd in answer if not found[nsqd][body]]
-        assert lost == []
-
-    on_loop(main())
 
 
 def test_one_of_two_is_killed_in_the_middle(nsqd_pair: Pair, topic: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from consumers import bodies, on_loop
 from servers import Servers, eventually_async
 from writers import failure, frozen, pipelines, ready, tls, turns, writing
 
-from nsqdedupe import ConfigError, PublishError
+from nsqdedupe import ConfigError, PublishError, ReplicatedWriter
 from nsqdedupe.cli.local_nsq import Nsqd
 
 Pair = tuple[Nsqd, Nsqd]
@@ -102,6 +104,124 @@ def test_stop_counts_what_it_had_to_leave(nsqd_pair: Pair, topic: str) -> None:
                 }
 
     on_loop(main())
+
+
+def test_close_sends_what_was_accepted(nsqd_pair: Pair, topic: str) -> None:
+    """Also what had not been written when it was called, and what the system does not take at once."""
+
+    async def main() -> None:
+        async with writing(nsqd_pair) as writer:
+            await writer.publish(topic, b"first")
+            with frozen(nsqd_pair[0]):
+                tasks = [asyncio.ensure_future(writer.publish(topic, body)) for body in bodies(80, size=100_000)]
+                await asyncio.sleep(0)
+                writer.close()
+                errors = await asyncio.gather(*tasks, return_exceptions=True)
+                assert {type(error) for error in errors} == {PublishError}
+            await eventually_async(lambda: [nsqd.depth(topic) for nsqd in nsqd_pair], until=[81, 81].__eq__)
+
+    on_loop(main())
+
+
+def test_a_connection_that_takes_nothing_more_is_closed_all_the_same(nsqd: Nsqd, topic: str) -> None:
+    async def main() -> None:
+        async with writing([nsqd], 1, timeout=0.3) as writer:
+            await writer.publish(topic, b"first")
+            conn: Any = pipelines(writer)[0]._conn
+            with frozen(nsqd):
+                task = asyncio.ensure_future(writer.publish_many(topic, bodies(80, size=200_000)))
+                await asyncio.sleep(0)
+                writer.close()
+                with pytest.raises(PublishError, match="before its answer"):
+                    await task
+                assert not conn.closed()
+                await eventually_async(conn.closed)
+
+    on_loop(main())
+
+
+def test_async_with_waits_for_what_is_pending(nsqd_pair: Pair, topic: str) -> None:
+    async def main() -> None:
+        async with ReplicatedWriter([nsqd.tcp_address for nsqd in nsqd_pair]) as writer:
+            tasks = [asyncio.ensure_future(writer.publish(topic, body)) for body in bodies(100)]
+            await asyncio.sleep(0)
+        assert all(task.done() for task in tasks)
+        assert {len(answer) for answer in await asyncio.gather(*tasks)} == {2}
+        with pytest.raises(PublishError, match="the writer is closed"):
+            await writer.publish(topic, b"late")
+
+    on_loop(main())
+    assert [nsqd.depth(topic) for nsqd in nsqd_pair] == [100, 100]
+
+
+def test_async_with_waits_when_its_body_fails_too(nsqd: Nsqd, topic: str) -> None:
+    tasks: list[asyncio.Future[tuple[str, ...]]] = []
+
+    async def fails() -> None:
+        async with ReplicatedWriter([nsqd.tcp_address], 1) as writer:
+            tasks.append(asyncio.ensure_future(writer.publish(topic, b"body")))
+            await asyncio.sleep(0)
+            raise KeyError
+
+    async def main() -> None:
+        with pytest.raises(KeyError):
+            await fails()
+        assert await tasks[0] == (nsqd.tcp_address,)
+
+    on_loop(main())
+
+
+def test_a_stop_that_is_cancelled_closes(nsqd: Nsqd, topic: str) -> None:
+    async def main() -> None:
+        async with writing([nsqd], 1) as writer:
+            await writer.publish(topic, b"first")
+            with frozen(nsqd):
+                task = asyncio.ensure_future(writer.publish(topic, b"body"))
+                await asyncio.sleep(0)
+                stopping = asyncio.ensure_future(writer.stop())
+                await turns(3)
+                stopping.cancel()
+                with pytest.raises(PublishError, match="before its answer"):
+                    await task
+                await asyncio.wait([stopping])
+                assert stopping.cancelled()
+
+    on_loop(main())
+
+
+def test_run_stops_writers_after_the_readers_whose_handlers_publish(nsqd_pair: Pair, topic: str, channel: str) -> None:
+    """Handlers that still run at SIGTERM publish, and what they left to the writer is published too."""
+    source, target = f"in-{topic[-8:]}", f"out-{topic[-8:]}"
+    nsqd_pair[0].create_channel(source, channel)
+    nsqd_pair[0].mpublish(source, bodies(50))
+    program = f"""
+import asyncio, os, signal
+import nsqdedupe
+
+writer = nsqdedupe.ReplicatedWriter({[nsqd.tcp_address for nsqd in nsqd_pair]!r})
+running, signalled, tasks = [], asyncio.Event(), []
+
+async def handle(message):
+    running.append(message)
+    if len(running) == 50:
+        await writer.publish({target!r} + "-first", b"connected")
+        os.kill(os.getpid(), signal.SIGTERM)
+        asyncio.get_running_loop().call_soon(signalled.set)
+    await signalled.wait()
+    await asyncio.sleep(0.1)  # the signal has been seen by now, or is seen while this message is in flight
+    tasks.append(asyncio.ensure_future(writer.publish({target!r}, message.body)))
+    return True
+
+reader = nsqdedupe.DedupeReader({source!r}, {channel!r}, handle, nsqd_tcp_addresses=[{nsqd_pair[0].tcp_address!r}],
+                                key=nsqdedupe.BODY, max_in_flight=100, output_buffer_timeout=25)
+nsqdedupe.run()
+print(len(tasks), sum(len(task.result()) for task in tasks), writer._ended)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, timeout=60, cwd=Path(__file__).parents[2], capture_output=True
+    )
+    assert done.stdout.decode().strip() == "50 100 the writer is closed"
+    assert [nsqd.depth(target) for nsqd in nsqd_pair] == [50, 50]
 
 
 def test_closing_while_it_connects_leaves_nothing(nsqd_pair: Pair, topic: str) -> None:
