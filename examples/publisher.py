@@ -10,21 +10,28 @@ import uuid
 
 import nsqdedupe
 
+AT_ONCE = 100
+"""Lines on their way: what is published at the same time goes out in few commands."""
+
 
 async def publish(addresses: list[str], topic: str) -> None:
-    writer = nsqdedupe.ReplicatedWriter(nsqd_tcp_addresses=addresses, copies=2)
     published = 0
-    for line in sys.stdin:
-        # The id is made once: copies share it, and two equal lines stay two messages.
-        body = json.dumps({"id": uuid.uuid4().hex, "text": line.rstrip("\n")}).encode()
-        while True:
-            try:
-                await writer.publish(topic, body)
-                break
-            except nsqdedupe.PublishError as error:
-                print(f"publishing again: {error}", file=sys.stderr)
-        published += 1
-    await writer.stop()
+
+    async def work() -> None:
+        nonlocal published
+        for line in sys.stdin:  # all workers share it
+            # The id is made once: copies share it, and two equal lines stay two messages.
+            body = json.dumps({"id": uuid.uuid4().hex, "text": line.rstrip("\n")}).encode()
+            while True:
+                try:
+                    await writer.publish(topic, body)
+                    break
+                except nsqdedupe.PublishError as error:
+                    print(f"publishing again: {error}", file=sys.stderr)
+            published += 1
+
+    async with nsqdedupe.ReplicatedWriter(nsqd_tcp_addresses=addresses, copies=2) as writer:
+        await asyncio.gather(*(work() for _ in range(AT_ONCE)))
     print(f"published {published}")
 
 
