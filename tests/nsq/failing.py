@@ -90,8 +90,10 @@ async def both(reader: DedupeReader) -> None:
 
 
 async def restarted(reader: DedupeReader, nsqd: Nsqd) -> None:
+    await both(reader)
+    conn = reader.conns[nsqd.tcp_address]
     nsqd.restart()
-    await eventually_async(lambda: nsqd.tcp_address not in reader.conns)
+    await eventually_async(lambda: reader.conns.get(conn.id) is not conn, PATIENCE)
     await both(reader)
 
 
