@@ -42,7 +42,6 @@ from nsqdedupe.tables.table_header import LONGEST_HASHING, Shape
 # would otherwise share bits of their tags. Unpacking checks the length in passing.
 _split = struct.Struct("<8sQ").unpack
 
-_store_8 = struct.Struct("8s").pack_into
 _ZERO_8 = bytes(8)
 
 _in_files: weakref.WeakKeyDictionary[OppositeBloomFilter, TableFile] = weakref.WeakKeyDictionary()
@@ -107,8 +106,7 @@ class OppositeBloomFilter:
         else:
             file = self._file = TableFile(path, Shape(self.slots, ways, tag_bytes))
             self._tags, self._cursors, self._hashing = file.tags, file.cursors, file.hashing
-            if self._wide:
-                self._write = _write_wide
+            self._write = _store_16 if self._wide else _store_8
             # Done also when the interpreter ends. Not a method of this object, which it would keep alive.
             self._close_file = weakref.finalize(self, file.close)
             _in_files[self] = file
@@ -324,7 +322,12 @@ class OppositeBloomFilter:
                 position = self._find(tag, (position | self._off_grid) + 1, start + self._row)
 
 
-def _write_wide(tags: bytearray | mmap.mmap, position: int, tag: bytes) -> None:
+def _store_8(tags: bytearray | mmap.mmap, position: int, tag: bytes) -> None:
+    """Write 8 aligned bytes at once. `struct.pack_into` writes zeros first, and a kill may come in between."""
+    tags[position : position + 8] = tag
+
+
+def _store_16(tags: bytearray | mmap.mmap, position: int, tag: bytes) -> None:
     """Write 16 bytes so that a death between any two stores leaves no mixture of two fingerprints."""
     _store_8(tags, position, _ZERO_8)
     _store_8(tags, position + 8, tag[8:])

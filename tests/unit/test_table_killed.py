@@ -50,6 +50,7 @@ class Expected:
         assert held <= self.tags, f"a tag that nobody wrote {self.about}"
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("kills", "tag_bytes"), [(200, 8), (40, 16)])
 def test_a_process_is_killed_at_any_moment_and_nothing_confirmed_is_forgotten(
     tmp_path: Path, kills: int, tag_bytes: int
