@@ -22,7 +22,7 @@ from nsqdedupe.pipeline import UNKNOWN, Pipeline
 from nsqdedupe.publication import Future, Publication, publish_error
 from nsqdedupe.version import USER_AGENT
 
-BATCH = 1_000
+BATCH = 500
 """Messages of one command at most: what comes of it is told to so many tasks in one turn of the loop."""
 
 BATCH_BYTES = ALONE // 4
@@ -49,7 +49,7 @@ class ReplicatedWriter:
     outcome that is not known counts as a failure, so there may be a copy more than asked for, never one less.
 
     Messages of one topic that are published in the same turn of the event loop, or within 2 ms while an earlier
-    command is not answered, go out as one command, of 1,000 messages or 256 KiB at most.
+    command is not answered, go out as one command, of 500 messages or 256 KiB at most.
 
     Make one per event loop, inside or outside of it; call it from that loop's thread. Nothing here blocks.
     ``async with`` stops it at the end (see `stop`).
