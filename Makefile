@@ -11,7 +11,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet install
 
 # Floors 1 to 5 of the house, up to the state machine: no branch of them goes untested.
-CORE := nsqdedupe/errors.py,nsqdedupe/clock.py,nsqdedupe/store.py,nsqdedupe/metrics.py,nsqdedupe/checks.py,$\
+CORE := nsqdedupe/errors.py,nsqdedupe/clock.py,nsqdedupe/discretion.py,nsqdedupe/store.py,nsqdedupe/metrics.py,nsqdedupe/checks.py,$\
 nsqdedupe/fingerprint.py,nsqdedupe/ids.py,nsqdedupe/permits.py,nsqdedupe/sizing.py,$\
 nsqdedupe/delivery.py,nsqdedupe/ledger.py,nsqdedupe/port.py,$\
 nsqdedupe/waiting.py,nsqdedupe/tables/*,nsqdedupe/stores/*,$\
@@ -51,12 +51,14 @@ install: .venv/dev.stamp ## the package and all developer tools into .venv
 	@$(PIP) --group mutation
 	@touch $@
 
-lint: .venv/dev.stamp types ## ruff, its formatter, mypy
+lint: .venv/dev.stamp types ## ruff, its formatter, mypy, pyright
 	@$(PY) -m ruff check . tools/build-nsq tools/pynsq-tests
 	@$(PY) -m ruff format --check . tools/build-nsq tools/pynsq-tests
 
-types: .venv/dev.stamp ## mypy alone
+types: .venv/dev.stamp ## mypy, and pyright on programs as users write them
 	@$(PY) -m mypy
+	@$(PY) -m mypy --strict --config-file= tests/typing/*.py
+	@.venv/bin/basedpyright --pythonpath $(PY) --project tests/typing/pyrightconfig.json
 	@$(PY) -m mypy --strict examples/*.py
 	@$(PY) -m mypy --strict benchmarks/*.py
 	@$(PY) -m mypy --strict tools/mut*.py

@@ -41,6 +41,10 @@ class Message(Delivery, nsq.Message):
     copies together. ``attempts`` counts how often nsqd gave out this copy, which deferrals raise too.
     """
 
+    id: bytes
+    body: bytes
+    timestamp: int
+
     # Set on the class, so that making a message sets only what arrived.
     _async_enabled = False
     _has_responded = False
