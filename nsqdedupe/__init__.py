@@ -8,6 +8,7 @@ from __future__ import annotations
 from nsqdedupe.errors import (
     ConfigError,
     DedupeError,
+    FatalError,
     KeyExtractionError,
     MissingDependency,
     PublishError,
@@ -36,6 +37,7 @@ __all__ = [
     "DedupeReader",
     "DedupedHandler",
     "EmbeddedStore",
+    "FatalError",
     "KeyExtractionError",
     "MemoryStore",
     "Message",

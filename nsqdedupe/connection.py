@@ -35,6 +35,11 @@ MAX_FRAME = 100 << 20
 
 _HEAD = struct.Struct(">iiqH16s")  # size, frame type, timestamp, attempts (unsigned: pynsq errs here), id
 _SHORT_HEAD = struct.Struct(">ii")
+_OK = b"\0\0\0\0OK"
+
+SUBSCRIBED = "subscribed"
+"""The event that nsqd has agreed to the subscription."""
+
 _SIZE = 4  # the size field does not count itself
 _TYPE = 4
 _MESSAGE = 2
@@ -109,6 +114,8 @@ class Connection(Link):
         """All that is read now arrived after this moment."""
         self.is_open = False
         """It is ready and subscribed, and not closed yet."""
+        self.subscribed = False
+        """nsqd has agreed to the subscription."""
         self._goodbye: asyncio.Future[None] | None = None
         self._make_message = make_message
         self._receive = receive
@@ -254,6 +261,9 @@ class Connection(Link):
 
     def _tell(self, frame: bytes) -> None:
         try:
+            if not self.subscribed and frame == _OK:
+                self.subscribed = True
+                self.trigger(SUBSCRIBED, conn=self)
             self.trigger(nsq.event.DATA, conn=self, data=frame)
         except Exception:
             # As in pynsq: whoever listens, or hooks into the heartbeat, breaks no connection.

@@ -51,5 +51,21 @@ class PublishError(DedupeError):
         self.failed = dict(failed)
 
 
+class FatalError(DedupeError):
+    """An nsqd refuses this consumer, and will go on to until something is changed, here or there.
+
+    Attributes:
+        nsqd: its address, ``host:port``.
+
+        code: the first word of its answer, for example ``"E_AUTH_FAILED"``; ``"TLS"`` if no agreement on TLS
+            was reached.
+    """
+
+    def __init__(self, message: str, *, nsqd: str, code: str) -> None:
+        super().__init__(message)
+        self.nsqd = nsqd
+        self.code = code
+
+
 class MissingDependency(DedupeError, ImportError):  # noqa: N818 - the name users catch beside ImportError
     """An optional library is not installed; the text holds the pip extra that brings it."""

@@ -49,12 +49,16 @@ async def get_json(
     Raises:
         Exception: it cannot be had; whatever tornado's client raises, or ValueError.
     """
-    response = await (client or AsyncHTTPClient()).fetch(
+    asking = (client or AsyncHTTPClient()).fetch(
         url,
         headers={"Accept": "application/vnd.nsq; version=1.0"},
         connect_timeout=connect_timeout,
         request_timeout=request_timeout,
     )
+    # Whoever stops waiting leaves it to its end: tornado would log as an error what it cannot tell anybody.
+    asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
+    await asyncio.wait([asking])
+    response = asking.result()
     if len(response.body) > LARGEST:
         raise ValueError(f"answer of {len(response.body)} bytes: {LARGEST} at most are looked at")
     document = json.loads(response.body)

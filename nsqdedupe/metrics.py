@@ -41,6 +41,7 @@ class Events:
     """What else happened; beside the sum."""
 
     __slots__ = (
+        "fatal_errors",
         "fin_failed",
         "key_errors",
         "late_confirms",
@@ -62,6 +63,7 @@ class Events:
         self.store_errors = 0
         self.outages = 0
         self.observed = 0
+        self.fatal_errors = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,6 +107,8 @@ class Stats:
 
         observed: with ``observe=True``, deliveries that would have been finished unprocessed.
 
+        fatal_errors: how often an nsqd refused a connection (IDENTIFY, AUTH, SUB, or TLS).
+
         nsqds: the first eight and ``in_flight`` for each nsqd, by address.
     """
 
@@ -126,6 +130,7 @@ class Stats:
     store_errors: int
     outages: int
     observed: int
+    fatal_errors: int
     nsqds: Mapping[str, Mapping[str, int]]
 
     def as_dict(self) -> dict[str, object]:

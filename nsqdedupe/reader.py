@@ -6,10 +6,11 @@ import asyncio
 import functools
 import logging
 import random
+import ssl
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import nsq
 import nsq.event
@@ -17,10 +18,12 @@ from tornado.ioloop import PeriodicCallback
 
 from nsqdedupe import checks
 from nsqdedupe.client import Client
-from nsqdedupe.connection import Connection, check_pynsq
+from nsqdedupe.connection import SUBSCRIBED, Connection, check_pynsq
 from nsqdedupe.deduper import Deduper
-from nsqdedupe.errors import ConfigError
+from nsqdedupe.dialer import Dialer
+from nsqdedupe.errors import ConfigError, FatalError
 from nsqdedupe.fingerprint import fingerprinter, hashing_of
+from nsqdedupe.lookupd import Lookupds
 from nsqdedupe.message import Message
 from nsqdedupe.metrics import Events, Stats
 from nsqdedupe.neighbours import Neighbours
@@ -36,10 +39,15 @@ WINDOW = 1_000_000
 RECALL = 0.999
 
 _CONNECT_PAUSE = 10.0
-"""Seconds between two attempts at one address, pynsq's own."""
+"""Seconds between two calls of `connect_to_nsqd` for one address, pynsq's own."""
 
-_RECONNECT_PAUSE = 15.0
-"""Seconds until a lost connection to a given address is made anew, pynsq's own."""
+_LATE = (b"E_FIN_FAILED", b"E_REQ_FAILED", b"E_TOUCH_FAILED")
+"""Errors that do not end a connection: an answer came after nsqd's timeout, and the message comes again."""
+
+FatalListener = Callable[["DedupeReader", FatalError], None]
+
+fatal_listeners: list[FatalListener] = []
+"""Called with each reader that an nsqd refuses."""
 
 _readers: weakref.WeakSet[DedupeReader] = weakref.WeakSet()
 
@@ -163,7 +171,6 @@ class DedupeReader(nsq.Reader, Client):
         self.__stopping: asyncio.Future[int] | None = None
         self.__closed = False
         self.__poll_start: object | None = None
-        self.__connecting: dict[str, Connection] = {}
 
         def make_deduper(port: Runner, events: Events) -> Deduper:
             return Deduper(
@@ -178,6 +185,13 @@ class DedupeReader(nsq.Reader, Client):
 
         super().__init__(**options)
         self.__runner = Runner(self, fingerprint, make_deduper)
+        lookupds = self.lookupd_http_addresses and Lookupds(
+            self.lookupd_http_addresses,
+            connect_timeout=lookupd_connect_timeout,
+            request_timeout=lookupd_request_timeout,
+        )
+        given = [checks.tcp_address("nsqd_tcp_addresses", address) for address in self.nsqd_tcp_addresses]
+        self.__dialer = Dialer(self, given, lookupds or None)
         _readers.add(self)
         self.__neighbours: Neighbours | None = None
         if store is not False and not store.traits.shared:
@@ -196,8 +210,7 @@ class DedupeReader(nsq.Reader, Client):
             raise ConfigError("message_handler is missing: give one to the constructor or to set_message_handler")
         self.__runner.start()
         logger.info("[%s] starting reader for %s/%s...", self.name, self.topic, self.channel)
-        for address in self.nsqd_tcp_addresses:
-            self.connect_to_nsqd(*checks.tcp_address("nsqd_tcp_addresses", address))
+        self.__dialer.start()
         self.redist_periodic = PeriodicCallback(self._redistribute_rdy_state, 5 * 1000)
         self.redist_periodic.start()
         if self.lookupd_http_addresses:
@@ -220,7 +233,9 @@ class DedupeReader(nsq.Reader, Client):
             **self.conn_kwargs,
         )
         last = self.connection_attempts.get(conn.id)
-        if conn.id in self.conns or (last is not None and last > time.time() - _CONNECT_PAUSE):
+        if conn.id in self.conns or conn.id in self.__dialer.connecting:
+            return None
+        if last is not None and last > time.time() - _CONNECT_PAUSE:
             return None
         self.connection_attempts[conn.id] = time.time()
         conn.on(nsq.event.IDENTIFY, self._on_connection_identify)
@@ -230,14 +245,19 @@ class DedupeReader(nsq.Reader, Client):
         conn.on(nsq.event.ERROR, self._on_connection_error)
         conn.on(nsq.event.CLOSE, self._on_connection_close)
         conn.on(nsq.event.READY, self._on_connection_ready)
+        conn.on(SUBSCRIBED, self.__dialer.stands)
         conn.on(nsq.event.HEARTBEAT, self._on_heartbeat)
         conn.on(nsq.event.BACKOFF, functools.partial(self._on_backoff_resume, success=False))
         conn.on(nsq.event.RESUME, functools.partial(self._on_backoff_resume, success=True))
         conn.on(nsq.event.CONTINUE, functools.partial(self._on_backoff_resume, success=None))
-        logger.info("[%s:%s] connecting to nsqd", conn.id, self.name)
-        self.__connecting[conn.id] = conn
+        logger.debug("[%s:%s] connecting to nsqd", conn.id, self.name)
+        self.__dialer.dialed(conn)
         conn.connect()
         return conn
+
+    def query_lookupd(self) -> asyncio.Future[None]:
+        """Ask all nsqlookupds now, and connect to what they list. Done when each has answered or failed."""
+        return self.__dialer.look()
 
     def _on_connection_ready(self, conn: Connection, **kwargs: Any) -> None:  # noqa: ANN401 - an event's arguments
         if self.__closed or self.__stopping is not None:
@@ -247,39 +267,70 @@ class DedupeReader(nsq.Reader, Client):
             self.__runner.opened(conn)
             conn.is_open = True
         super()._on_connection_ready(conn, **kwargs)
-        self.__connecting.pop(conn.id, None)
+        self.__dialer.ready(conn)
         if self.__neighbours is not None:
             self.__neighbours.start()
 
-    def _on_connection_close(self, conn: Connection, **kwargs: Any) -> None:  # noqa: ANN401 - an event's arguments
-        if self.__connecting.get(conn.id) is conn:
-            del self.__connecting[conn.id]
+    def _on_connection_close(self, conn: Connection, **_: Any) -> None:  # noqa: ANN401 - an event's arguments
+        """All that pynsq's own does, but that one forgets a living connection, and has its own ways to reconnect."""
         self.__lose(conn)
-        if self.__closed or self.conns.get(conn.id, conn) is not conn:
-            # Ours, or a second connection to the same nsqd: pynsq would forget the first, which lives.
-            if self.conns.get(conn.id) is conn:
-                del self.conns[conn.id]
-            return
-        super()._on_connection_close(conn, **kwargs)
-        given = [checks.tcp_address("nsqd_tcp_addresses", address) for address in self.nsqd_tcp_addresses]
-        if self.lookupd_http_addresses and (conn.host, conn.port) in given:
-            # pynsq leaves these to nsqlookupd, which may never have heard of them.
-            self.io_loop.call_later(_RECONNECT_PAUSE, self.connect_to_nsqd, conn.host, conn.port)
+        if self.conns.get(conn.id) is conn:
+            del self.conns[conn.id]
+        self.total_rdy = max(self.total_rdy - conn.rdy, 0)
+        scarce = len(self.conns) == self.max_in_flight or self.backoff_timer.get_interval()
+        if scarce and (conn.rdy or conn.rdy_timeout):
+            self.need_rdy_redistributed = True
+        if conn.rdy_timeout is not None:
+            self.io_loop.remove_timeout(conn.rdy_timeout)
+            conn.rdy_timeout = None
+        error = conn.error
+        broke = isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError)
+        if isinstance(error, ConfigError | ssl.SSLError) and not broke and not conn.subscribed:
+            self.__refuse(conn, FatalError(f"[{conn.id}] TLS: {error}", nsqd=conn.id, code="TLS"))
+        self.__dialer.lost(conn, getattr(error, "strerror", None) or str(error or "closed"))
 
     def __lose(self, conn: Connection) -> None:
         if conn.is_open:
             conn.is_open = False
             self.__runner.lost(conn)
 
-    def _on_connection_error(self, conn: nsq.AsyncConn, error: Exception, **kwargs: Any) -> None:  # noqa: ANN401
-        text = error.args[0] if error.args else b""
-        if isinstance(text, bytes) and text.startswith((b"E_FIN_FAILED", b"E_REQ_FAILED", b"E_TOUCH_FAILED")):
-            # An answer came after nsqd's timeout. The connection is well, and the message comes again.
-            if text.startswith(b"E_FIN_FAILED"):
-                self.__runner.fin_failed()
-            logger.info("[%s:%s] %s", conn.id, self.name, text.decode("utf-8", "replace"))
-            return
-        super()._on_connection_error(conn, error, **kwargs)
+    def _on_connection_error(self, conn: Any, error: Exception, **kwargs: Any) -> None:  # noqa: ANN401
+        said = error.args[0] if error.args else None
+        if isinstance(said, bytes):
+            text = said.decode("utf-8", "replace")
+            if said.startswith(_LATE):
+                if said.startswith(b"E_FIN_FAILED"):
+                    self.__runner.fin_failed()
+                logger.info("[%s:%s] %s", conn.id, self.name, text)
+            else:
+                self.__refuse(conn, FatalError(f"[{conn.id}] {text}", nsqd=conn.id, code=text.split(" ", 1)[0]))
+        elif not (said == "failed to unpack size" or _is_end(error) or _is_end(getattr(error, "error", None))):
+            super()._on_connection_error(conn, error, **kwargs)
+        # Else its close event comes, and tells why.
+
+    def __refuse(self, conn: Connection, error: FatalError) -> None:
+        self.__runner.refused()
+        if self.__dialer.refused(conn, error.code):
+            logger.error("[%s] refused by nsqd: %s; trying again, ever more rarely", self.name, error)
+        try:
+            self.fatal_error(error)
+        except Exception:
+            logger.exception("[%s:%s] fatal_error() failed", conn.id, self.name)
+        for listener in fatal_listeners:
+            listener(self, error)
+
+    def fatal_error(self, error: FatalError) -> None:
+        """Called each time an nsqd refuses this reader, at IDENTIFY, TLS, AUTH or SUB. Does nothing: override it.
+
+        The reader goes on trying, ever more rarely. The first refusal of a kind is logged, each is counted in
+        ``stats.fatal_errors``, and `nsqdedupe.run` can end on one.
+        """
+
+    if TYPE_CHECKING:
+        # pynsq has no types: what checkers guess of its hooks does not fit those who override them.
+        def process_message(self, message: Any) -> Any: ...  # noqa: ANN401, D102
+        def preprocess_message(self, message: Any) -> Any: ...  # noqa: ANN401, D102
+        def validate_message(self, message: Any) -> Any: ...  # noqa: ANN401, D102
 
     def giving_up(self, message: Any) -> None:  # noqa: ANN401 - pynsq's signature
         """Called once per message, when it failed ``max_tries`` times; see `nsq.Reader.giving_up`."""
@@ -323,8 +374,6 @@ class DedupeReader(nsq.Reader, Client):
 
     async def __drain(self, timeout: float) -> int:  # noqa: ASYNC109 - see stop
         self.__stop_timers()
-        for conn in list(self.__connecting.values()):
-            conn.close()
         conns = list(self.conns.values())
         agreed = [conn.say_goodbye() for conn in conns]
         self.__runner.drain()
@@ -348,7 +397,7 @@ class DedupeReader(nsq.Reader, Client):
         self.__stop_timers()
         self._stop_looking()
         self.__runner.close()
-        for conn in [*self.conns.values(), *self.__connecting.values()]:
+        for conn in list(self.conns.values()):
             if conn.rdy_timeout is not None:
                 self.io_loop.remove_timeout(conn.rdy_timeout)
                 conn.rdy_timeout = None
@@ -357,6 +406,7 @@ class DedupeReader(nsq.Reader, Client):
             self.__lose(conn)
 
     def __stop_timers(self) -> None:
+        self.__dialer.stop()
         for periodic in (self.redist_periodic, self.query_periodic):
             if periodic is not None:
                 periodic.stop()
@@ -365,6 +415,11 @@ class DedupeReader(nsq.Reader, Client):
             self.__poll_start = None
         if self.__neighbours is not None:
             self.__neighbours.stop()
+
+
+def _is_end(error: Exception | None) -> bool:
+    """Whether all that it says is that the connection broke, or could not be made."""
+    return isinstance(error, OSError | ConfigError | nsq.protocol.ConnectionClosedError)
 
 
 def live_readers() -> list[DedupeReader]:

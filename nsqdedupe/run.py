@@ -9,15 +9,16 @@ import signal
 from tornado.ioloop import IOLoop
 
 from nsqdedupe import checks
+from nsqdedupe.errors import FatalError
 from nsqdedupe.publisher import live_writers
-from nsqdedupe.reader import live_readers
+from nsqdedupe.reader import DedupeReader, fatal_listeners, live_readers
 
 logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def run(*, timeout: float = 30) -> None:
+def run(*, timeout: float = 30, end_on_fatal_error: bool = False) -> None:
     """Run all readers and writers of this thread's event loop until SIGTERM or SIGINT.
 
     The first signal stops every `DedupeReader` there gracefully, and then every `ReplicatedWriter`, to which
@@ -27,8 +28,15 @@ def run(*, timeout: float = 30) -> None:
     Args:
         timeout: seconds to wait for messages in flight and then for what is being published, all together, 0
             or more.
+
+        end_on_fatal_error: stop also when an nsqd refuses one of the readers (see `DedupeReader.fatal_error`),
+            as on the first signal.
+
+    Raises:
+        FatalError: with ``end_on_fatal_error``, what the nsqd said; readers and writers are stopped by then.
     """
     checks.number("timeout", timeout, 0)
+    checks.flag("end_on_fatal_error", end_on_fatal_error)
     loop = IOLoop.current()
     asyncio_loop: asyncio.AbstractEventLoop = loop.asyncio_loop  # type: ignore[attr-defined]
     stopping: list[asyncio.Task[None]] = []
@@ -43,6 +51,13 @@ def run(*, timeout: float = 30) -> None:
         finally:
             loop.stop()
 
+    fatal: list[FatalError] = []
+
+    def on_fatal_error(reader: DedupeReader, error: FatalError) -> None:
+        if end_on_fatal_error and reader.io_loop is loop and not stopping:
+            fatal.append(error)
+            on_signal()
+
     def on_signal() -> None:
         if stopping:
             stopping[0].cancel()
@@ -52,8 +67,12 @@ def run(*, timeout: float = 30) -> None:
 
     for number in _SIGNALS:
         asyncio_loop.add_signal_handler(number, on_signal)
+    fatal_listeners.append(on_fatal_error)
     try:
         loop.start()
     finally:
+        fatal_listeners.remove(on_fatal_error)
         for number in _SIGNALS:
             asyncio_loop.remove_signal_handler(number)
+    if fatal:
+        raise fatal[0]

@@ -141,6 +141,10 @@ class Runner(Answering):
         """Nsqd refused a FIN."""
         self._events.fin_failed += 1
 
+    def refused(self) -> None:
+        """An nsqd refused a connection."""
+        self._events.fatal_errors += 1
+
     # -- messages in -----------------------------------------------------------------------------
 
     def receive(self, conn: Connection, messages: list[Message], size: int) -> bool:

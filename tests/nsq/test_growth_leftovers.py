@@ -86,7 +86,6 @@ def test_nothing_is_left_of_a_full_life(
     lookupd: Nsqlookupd,
     topic: str,
     channel: str,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     graceful: bool,
 ) -> None:
@@ -94,8 +93,6 @@ def test_nothing_is_left_of_a_full_life(
     # What pytest keeps of a log would keep the frames of what was raised, and with them messages.
     for name in ("nsqdedupe.handling", "nsq.reader"):
         caplog.set_level(logging.CRITICAL, name)
-    monkeypatch.setattr("nsqdedupe.reader._CONNECT_PAUSE", 0.0)
-    monkeypatch.setattr("nsqdedupe.reader._RECONNECT_PAUSE", 0.05)
     for nsqd in nsqd_pair:
         watched_channel(nsqd, topic, channel)
     messages = bodies(700)

@@ -58,10 +58,7 @@ def test_a_size_that_is_none_ends_the_connection_and_not_the_reader(
     alone: bool,
     lookupd: Nsqlookupd,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("nsqdedupe.reader._CONNECT_PAUSE", 0.0)
-    monkeypatch.setattr("nsqdedupe.reader._RECONNECT_PAUSE", 0.05)
     seen = Seen()
     head = struct.pack(">i", size) + (b"" if alone else struct.pack(">i", MESSAGE) + bytes(40))
 
@@ -321,10 +318,8 @@ def test_a_connection_that_ends_while_its_reading_waits_is_not_read_again(monkey
     assert 0 < len(runs) < 200
 
 
-def test_a_second_connection_to_the_same_nsqd_does_not_make_the_reader_forget_the_first(
-    nsqd: Nsqd, topic: str, channel: str
-) -> None:
-    """A connect that hangs for 10 s is tried again, and then both succeed."""
+def test_an_nsqd_is_not_connected_to_twice(nsqd: Nsqd, topic: str, channel: str) -> None:
+    """pynsq may do so when a connect takes longer than 10 s, and then forgets the one that lives."""
     messages = bodies(500)
     nsqd.create_channel(topic, channel)
     seen = Seen()
@@ -332,19 +327,15 @@ def test_a_second_connection_to_the_same_nsqd_does_not_make_the_reader_forget_th
     async def main() -> None:
         async with consuming(topic, channel, seen.handle, [nsqd]) as reader:
             first = reader.connect_to_nsqd("127.0.0.1", nsqd.tcp_port)
-            assert reader.connect_to_nsqd("127.0.0.1", nsqd.tcp_port) is None
-            reader.connection_attempts.clear()
-            second = reader.connect_to_nsqd("127.0.0.1", nsqd.tcp_port)
             assert first is not None
-            assert second is not None
-            await eventually_async(lambda: first.closed() or second.closed())
-            (kept,) = reader.conns.values()
-            assert {first, second} == {kept, first if first.closed() else second}
-            assert reader.connect_to_nsqd("127.0.0.1", nsqd.tcp_port) is None
+            for _ in range(2):
+                reader.connection_attempts.clear()
+                assert reader.connect_to_nsqd("127.0.0.1", nsqd.tcp_port) is None
+                await eventually_async(lambda: list(reader.conns.values()) == [first])
             publish([nsqd], topic, messages)
             await eventually_async(lambda: len(seen.handled) == 500)
             await nothing_left([nsqd], topic, channel)
-            assert list(reader.conns.values()) == [kept]
+            assert told([nsqd], topic, channel, "client_count") == [1]
             at_rest(reader)
 
     on_loop(main())
@@ -358,7 +349,7 @@ def test_an_nsqd_that_is_down_is_no_end(nsqd: Nsqd, topic: str, channel: str, ca
 
     async def main() -> None:
         async with consuming(topic, channel, lambda _: True, [nsqd]) as reader:
-            await eventually_async(lambda: reader.connection_attempts and not reader._DedupeReader__connecting)
+            await eventually_async(lambda: reader.connection_attempts and not reader._DedupeReader__dialer.connecting)
             assert reader.conns == {}
 
     on_loop(main())
