@@ -14,6 +14,7 @@ import tornado.gen
 
 from nsqdedupe.clock import monotonic
 from nsqdedupe.delivery import Delivery, Outcome
+from nsqdedupe.discretion import exc_info
 from nsqdedupe.message import Message
 from nsqdedupe.places import Places
 
@@ -104,14 +105,14 @@ class Handling:
                 message.finish()
             else:
                 self._on_result(message, result)
-        except Exception:
-            # Never the body: logs are read by people who may not read messages.
-            logger.exception("[%s:%s] handler failed on message %r", message.conn.id, self._reader.name, message.id)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the message failed
+            self._report("handler", message, error)
             self._respond(message, message.requeue)
-        except BaseException as error:
+        except asyncio.CancelledError:
+            self._on_cancelled(message)
+        except BaseException:
             self._cancel(message)
-            if not isinstance(error, asyncio.CancelledError):
-                raise
+            raise
         return False
 
     def _on_result(self, message: Message, result: Any) -> None:  # noqa: ANN401 - handlers return what they like
@@ -142,10 +143,8 @@ class Handling:
     def _on_done(self, message: Message, future: asyncio.Future[Any]) -> None:
         """A coroutine handler ended."""
         message.runs_since = None
-        where = (message.conn.id, self._reader.name)
         if future.cancelled():
-            logger.warning("[%s:%s] handler of message %r was cancelled", *where, message.id)
-            self._cancel(message)
+            self._on_cancelled(message)
             return
         error = future.exception()
         good = False
@@ -155,10 +154,20 @@ class Handling:
             except Exception as no_truth_value:  # noqa: BLE001 - whatever it is, it is told below
                 error = no_truth_value
         if error is not None:
-            logger.error(
-                "[%s:%s] handler failed on message %r: %s", *where, message.id, type(error).__name__, exc_info=error
-            )
+            self._report("handler", message, error)
         self._respond(message, message.finish if good else message.requeue)
+
+    def _on_cancelled(self, message: Message) -> None:
+        logger.warning("[%s:%s] handler of message %r was cancelled", message.conn.id, self._reader.name, message.id)
+        self._cancel(message)
+
+    def _report(self, what: str, message: Message, error: BaseException) -> None:
+        """Log that something failed: its class and the message's id, never the body."""
+        logger.error(
+            "[%s:%s] %s failed on message %r: %s",
+            *(message.conn.id, self._reader.name, what, message.id, type(error).__name__),
+            exc_info=exc_info(error, message.body),
+        )
 
     def _respond(self, message: Message, respond: Callable[[], None]) -> None:
         """Respond in the handler's place, unless it has; a listener that breaks then has nobody else to hear of it."""
@@ -166,9 +175,8 @@ class Handling:
             return
         try:
             respond()
-        except Exception:
-            where = (message.conn.id, self._reader.name)
-            logger.exception("[%s:%s] listener failed on message %r", *where, message.id)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the answer is given
+            self._report("listener", message, error)
 
     def _cancel(self, message: Message, delay: float | None = None) -> None:
         def requeue() -> None:
@@ -185,8 +193,8 @@ class Handling:
         self._giving_up = message
         try:
             self._reader.giving_up(message)
-        except Exception:
-            logger.exception("[%s:%s] giving_up failed on message %r", message.conn.id, self._reader.name, message.id)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the message comes again
+            self._report("giving_up", message, error)
             self._cancel(message, self._retry_delay)
         else:
             self._respond(message, message.finish)

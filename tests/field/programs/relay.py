@@ -3,17 +3,22 @@
 import functools
 
 import nsq
+import tornado.ioloop
 from surroundings import CHANNEL, KEY, NSQDS, TOPIC, Reader, effect
 
 
 def handle(message):
     message.enable_async()
+    publish(message)
+
+
+def publish(message):
     writer.pub(f"{TOPIC}-out", message.body.upper(), callback=functools.partial(on_published, message))
 
 
 def on_published(message, conn, data):
     if isinstance(data, nsq.Error):
-        message.requeue(delay=0, backoff=False)
+        tornado.ioloop.IOLoop.current().call_later(0.05, publish, message)
     else:
         effect("published", message.body.decode())
         message.finish()

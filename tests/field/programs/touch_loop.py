@@ -1,4 +1,4 @@
-"""Work that takes longer than a message may: it is touched until it is done."""
+"""Work that may take longer than a message has: it is touched until it is done."""
 
 import nsq
 import tornado.gen
@@ -7,13 +7,14 @@ from surroundings import CHANNEL, KEY, NSQDS, TOPIC, Reader, effect
 
 
 async def handle(message):
-    keep_alive = tornado.ioloop.PeriodicCallback(message.touch, 100)
+    touches = []
+    message.on("touch", lambda message: touches.append(message.id))
+    keep_alive = tornado.ioloop.PeriodicCallback(message.touch, 10)
     keep_alive.start()
-    try:
-        await tornado.gen.sleep(1.7)
-        effect("handled", message.body.decode())
-    finally:
-        keep_alive.stop()
+    while len(touches) < 3:
+        await tornado.gen.sleep(0.01)
+    keep_alive.stop()
+    effect("handled", message.body.decode())
     return True
 
 
@@ -23,7 +24,6 @@ Reader(
     message_handler=handle,
     nsqd_tcp_addresses=NSQDS,
     max_in_flight=20,
-    msg_timeout=1.5,
     output_buffer_timeout=25,
     **KEY,
 )
