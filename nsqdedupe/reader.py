@@ -31,6 +31,7 @@ from nsqdedupe.options import check_options
 from nsqdedupe.runner import Runner
 from nsqdedupe.store import Store
 from nsqdedupe.stores.embedded import MemoryStore
+from nsqdedupe.unstarted import StartWatch
 from nsqdedupe.version import USER_AGENT
 
 logger = logging.getLogger(__name__)
@@ -196,6 +197,7 @@ class DedupeReader(nsq.Reader, Client):
         self.__neighbours: Neighbours | None = None
         if store is not False and not store.traits.shared:
             self.__neighbours = Neighbours(self, self.__family)
+        self.__watch = StartWatch(self.name)
 
     def __family(self) -> list[DedupeReader]:
         return [reader for reader in _readers if reader.__store is self.__store]  # noqa: SLF001 - its own class
@@ -204,6 +206,7 @@ class DedupeReader(nsq.Reader, Client):
 
     def _run(self) -> None:
         """Start, on the loop. pynsq's own cannot be stopped again, and takes no IPv6 address."""
+        self.__watch.stop()
         if self.__closed:
             return
         if self.message_handler is None:
@@ -406,6 +409,7 @@ class DedupeReader(nsq.Reader, Client):
             self.__lose(conn)
 
     def __stop_timers(self) -> None:
+        self.__watch.stop()
         self.__dialer.stop()
         for periodic in (self.redist_periodic, self.query_periodic):
             if periodic is not None:

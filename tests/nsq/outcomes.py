@@ -7,6 +7,7 @@ run by ``python -O`` too, which takes pynsq's assert statements away.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import sys
@@ -17,6 +18,7 @@ import nsq
 from consumers import PATIENCE
 from proxy import Line, recording
 from servers import eventually_async
+from tornado.iostream import StreamClosedError
 
 from nsqdedupe import BODY, DedupeReader
 from nsqdedupe.cli.local_nsq import Nsqd
@@ -168,24 +170,23 @@ async def ask(nsqd: Nsqd, row: str, which: str, logged: Logged) -> dict[str, Any
     number = list(HANDLERS).index(row)
     topic = f"{which}-{number}"
     nsqd.publish(topic, f"{SECRET}-{topic}".encode())
-    called = asyncio.Event()
+    conns: list[Any] = []
 
     def handle(message: Any) -> Any:
-        called.set()
+        conns.extend(reader.conns.values())
         return HANDLERS[row](message)
 
     async with recording(nsqd) as (proxy,):
         reader_class, key = (nsq.Reader, {}) if which == "stock" else (DedupeReader, {"key": BODY})
         reader: Any = reader_class(topic, "ch", handle, nsqd_tcp_addresses=proxy.address, max_in_flight=5, **key)
-        await eventually_async(called.is_set, PATIENCE)
-        (conn,) = reader.conns.values()
+        (conn,) = await eventually_async(lambda: conns, PATIENCE)
         for _ in range(TURNS):
             await asyncio.sleep(0)
         closed = conn.closed()
-        if not closed:
+        with contextlib.suppress(StreamClosedError):
             # What was to be sent is on the wire when this is.
             conn.send(nsq.protocol.nop())
-            await eventually_async(lambda: proxy.line.said(b"NOP"), PATIENCE)
+        await eventually_async(lambda: proxy.line.said(b"NOP") or conn.closed(), PATIENCE)
         sent = answers(proxy.line)
         if reader.backoff_timer.get_interval():
             sent.append("backoff")
@@ -194,7 +195,8 @@ async def ask(nsqd: Nsqd, row: str, which: str, logged: Logged) -> dict[str, Any
         (message,) = proxy.line.messages()
         reader.close()
         await eventually_async(lambda: not reader.conns)
-    about = [line for line in logged.lines if message.id.decode() in line]
+    # Topics count their ids each for itself: those of two may be equal.
+    about = [line for line in logged.lines if message.id.decode() in line and f":{topic}:ch]" in line]
     return {"sent": ", ".join(sent) or "nothing", "logged": "\n".join(about)}
 
 
