@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+ANSWERING = "nsqdedupe/answering.py"
 DEDUPER = "nsqdedupe/deduper.py"
 DELIVERY = "nsqdedupe/delivery.py"
 EMBEDDED = "nsqdedupe/stores/embedded.py"
@@ -397,7 +398,7 @@ OF_OUR_RULES = (
     ),
     Mutation(
         "backoff: a deferral begins one",
-        (Edit(RUNNER, _TOLD, _TOLD.replace("if ran:", "if True:")),),
+        (Edit(ANSWERING, _TOLD, _TOLD.replace("if ran:", "if True:")),),
         BACKOFF,
     ),
     Mutation(
@@ -407,19 +408,19 @@ OF_OUR_RULES = (
     ),
     Mutation(
         "backoff: requeue(backoff=False) begins one",
-        (Edit(RUNNER, _TOLD, _TOLD.replace(_EVENT, "nsq.event.BACKOFF")),),
+        (Edit(ANSWERING, _TOLD, _TOLD.replace(_EVENT, "nsq.event.BACKOFF")),),
         BACKOFF,
     ),
     Mutation(
         "backoff: a failure begins none",
-        (Edit(RUNNER, _TOLD, _TOLD.replace(_EVENT, "nsq.event.CONTINUE")),),
+        (Edit(ANSWERING, _TOLD, _TOLD.replace(_EVENT, "nsq.event.CONTINUE")),),
         BACKOFF,
     ),
     Mutation(
         "backoff: a run that outlasts its delivery is told as nothing",
         (
             Edit(
-                RUNNER,
+                ANSWERING,
                 "elif message.outcome is Outcome.FAILED:\n            self._tell(",
                 "elif False:\n            self._tell(",
             ),

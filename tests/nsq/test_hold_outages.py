@@ -115,6 +115,8 @@ def test_a_process_that_restarts_in_a_hold_knows_neither_hold_nor_tries(
         eventually(lambda: told(nsqd_pair, topic, channel, "deferred_count") == [1, 1], PATIENCE)
         getattr(process, end)()
         process.wait()
+    # An nsqd that has not seen it go yet would give it the third copy.
+    eventually(lambda: told(nsqd_pair, topic, channel, "client_count") == [0, 0], PATIENCE)
     assert journal.bodies("start") == [BODY]
     publish(nsqd_pair[:1], topic, [BODY])
     seen = Seen()
