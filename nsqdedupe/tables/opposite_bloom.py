@@ -20,7 +20,8 @@ What it promises, given fingerprints that are spread evenly (any good hash):
   adding again what is there does not renew it.
 - With a ``path``, the table outlives its process, whatever ends it. A tag is written before its cursor moves
   on: a process that dies in between leaves a fingerprint that is found, and that the next one of its bucket
-  overwrites. Its `add` had not returned, and all whose `add` had keep their place.
+  overwrites. Its `add` had not returned, and all whose `add` had keep their place; only with 16-byte tags the
+  oldest of that bucket may be gone already.
 """
 
 from __future__ import annotations
