@@ -60,6 +60,9 @@ class Stage:
         self.runs: Counter[bytes] = Counter()
         self.held: dict[bytes, asyncio.Future[None]] | None = None
         self.reader: Any = None
+        self.finish_block: Callable[[], Any] = lambda: None
+        self.block_lasts = False
+        self.overdue = False
 
     @property
     def lines(self) -> list[Line]:
@@ -109,8 +112,22 @@ class Stage:
                 self.reader.connect_to_nsqd("127.0.0.1", proxy.port)
             await eventually_async(lambda proxy=proxy: proxy.lines and proxy.line.said(b"SUB"))
         await self.calm()
-        # It moves RDY when the script says so, not after 5 s.
+        # RDY moves, blocks end and connections come back when the script says so, not when time has passed.
         self.reader.redist_periodic.stop()
+        self.reader.connect_to_nsqd = lambda *_, **__: None
+        self.finish_block, self.reader._finish_backoff_block = self.reader._finish_backoff_block, self.end_of_block
+
+    def end_of_block(self) -> None:
+        """The time of a block is over: so is the block, unless the script has it last."""
+        self.overdue = self.block_lasts
+        if not self.block_lasts:
+            self.finish_block()
+
+    def let_block_end(self) -> None:
+        """Blocks last no longer than pynsq has them."""
+        self.block_lasts = False
+        if self.overdue:
+            self.end_of_block()
 
     async def calm(self) -> None:
         """Wait until no block goes on, and nsqd was told what the reader thinks."""
@@ -148,13 +165,20 @@ class Stage:
         self.held.pop(body.encode()).set_result(None)
 
     async def let_go(self, *bodies: str, apart: bool) -> None:
-        """Let handlers answer in this order, at once or each when the one before was heard by nsqd."""
+        """Let handlers answer in this order, at once or each when the one before was heard by nsqd.
+
+        A block that one of them begins lasts until all have answered.
+        """
+        self.block_lasts = True
         held, self.held = self.held or {}, None
         for body in bodies:
             held[body.encode()].set_result(None)
             if apart:
                 await eventually_async(lambda body=body: self.runs[body.encode()], PATIENCE)
                 await self.heard()
+        await eventually_async(lambda: all(self.runs[body.encode()] for body in bodies), PATIENCE)
+        await self.heard()
+        self.let_block_end()
 
     async def heard(self) -> None:
         """Wait until nsqd has heard all that handlers answered."""
