@@ -99,6 +99,52 @@ def test_a_cancelled_publish_gives_its_place_back(nsqd: Nsqd, topic: str) -> Non
     assert nsqd.depth(topic) == 2
 
 
+def test_a_cancelled_list_gives_all_its_places_back(nsqd: Nsqd, topic: str) -> None:
+    nsqd.kill()
+
+    async def main() -> None:
+        async with writing([nsqd], 1, max_pending=2, timeout=30) as writer:
+            tasks = started(writer.publish_many(topic, bodies(3)))
+            await turns(3)
+            assert pending(writer) == (2, 1), "two were accepted, the third waits"
+            tasks[0].cancel()
+            await asyncio.wait(tasks)
+            assert pending(writer) == (0, 0)
+
+    on_loop(main())
+
+
+def test_a_list_goes_no_further_than_its_first_failure(topic: str) -> None:
+    async def main() -> None:
+        imitation = Imitation(lambda _: [(1, b"E_PUB_FAILED no")])
+        async with imitation.running() as address, writing([address], 1, max_pending=2, timeout=30) as writer:
+            with pytest.raises(PublishError, match="E_PUB_FAILED no; 1 of 1 commands failed") as failed:
+                await writer.publish_many(topic, bodies(10))
+            assert failed.value.failed == {address: "E_PUB_FAILED no"}
+            assert imitation.counts == [2]
+            assert pending(writer) == (0, 0)
+
+    on_loop(main())
+
+
+def test_who_was_accepted_just_when_it_was_closed_is_told(nsqd: Nsqd, topic: str) -> None:
+    nsqd.kill()
+
+    async def main() -> None:
+        async with writing([nsqd], 1, max_pending=1, timeout=30) as writer:
+            first, second = started(*(writer.publish(topic, body) for body in bodies(2)))
+            await turns(3)
+            first.cancel()
+            await turns(1)
+            assert pending(writer) == (1, 0)
+            writer.close()
+            with pytest.raises(PublishError, match="the writer is closed"):
+                await second
+            assert pending(writer) == (0, 0)
+
+    on_loop(main())
+
+
 def test_a_dead_cluster_costs_ten_thousand_publishers_nothing(
     servers: Servers, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
