@@ -192,17 +192,18 @@ def test_a_certificate_that_is_renewed_is_read_at_the_next_connection(
     certificates = Certificates(tmp_path)
     nsqd = servers.nsqd(*certificates.nsqd_flags)
     authority = Path(certificates.authority)
-    right = authority.read_bytes()
+    remove, write = authority.unlink, authority.write_bytes
+    right, wrong = authority.read_bytes(), Path(certificates.stranger).read_bytes()
     seen = Seen()
 
     async def main() -> None:
         async with consuming(topic, channel, seen.handle, [nsqd], **certificates.options) as reader:
-            authority.unlink()
+            remove()
             await eventually_async(lambda: reader.stats.fatal_errors >= 2)
-            authority.write_bytes(Path(certificates.stranger).read_bytes())
+            write(wrong)
             before = reader.stats.fatal_errors
             await eventually_async(lambda: reader.stats.fatal_errors >= before + 2)
-            authority.write_bytes(right)
+            write(right)
             await eventually_async(lambda: reader.conns)
             publish([nsqd], topic, [b"body"])
             await eventually_async(lambda: seen.handled)
