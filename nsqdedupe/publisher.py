@@ -13,26 +13,15 @@ import nsq
 
 from nsqdedupe import checks
 from nsqdedupe.cluster import Cluster, Copies
-from nsqdedupe.commands import ALONE, check_bodies, check_body, check_defer, cut, framed
+from nsqdedupe.commands import check_bodies, check_body, check_defer, cut, framed
 from nsqdedupe.connection import check_pynsq
 from nsqdedupe.errors import ConfigError, PublishError
 from nsqdedupe.options import CHECKS, check_options
+from nsqdedupe.outbox import Outbox
 from nsqdedupe.permits import Permits
 from nsqdedupe.pipeline import UNKNOWN, Pipeline
 from nsqdedupe.publication import Future, Publication, publish_error
 from nsqdedupe.version import USER_AGENT
-
-BATCH = 500
-"""Messages of one command at most: what comes of it is told to so many tasks in one turn of the loop."""
-
-BATCH_BYTES = ALONE // 4
-"""Bytes of a command of several messages at most."""
-
-LINGER = 0.002
-"""Seconds that messages wait for others at most, while an earlier command is not answered."""
-
-_DEFAULT_MAX_DEFER_MS = 3_600_000
-"""Nsqd's default for --max-req-timeout. What is deferred for longer may well be refused."""
 
 _CLOSED = "the writer is closed"
 
@@ -111,17 +100,7 @@ class ReplicatedWriter:
         if len({checks.tcp_address("nsqd_tcp_addresses", address) for address in given}) < len(given):
             raise checks.refuse("nsqd_tcp_addresses", given, "different addresses", "name each nsqd once")
         self._cluster = Cluster(given, lookupds, interval, copies, make=self._pipeline, changed=self._on_changed)
-        self._most, self._most_bytes = min(BATCH, max_pending), BATCH_BYTES
-        self._batches: dict[str, Publication] = {}
-        """Those that take more messages in, by topic."""
-        self._turn_ends = False
-        self._linger: asyncio.TimerHandle | None = None
-        self._publications: set[Publication] = set()
-        """All that are not settled."""
-        self._sent = 0
-        """How many of them were sent, as far as there were nsqds."""
-        self._waiting: dict[Publication, None] = {}
-        """Those that need more nsqds than are connected, oldest first."""
+        self._outbox = Outbox(self._cluster, self._permits, self._timeout)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = ""
 
@@ -150,7 +129,7 @@ class ReplicatedWriter:
 
             ConfigError: topic, body or defer is none; nothing was sent.
         """
-        if type(topic) is not str or topic not in self._batches:
+        if type(topic) is not str or not self._outbox.has_batch(topic):
             checks.nsq_name("topic", topic)
         if type(body) is not bytes or not body:
             check_body(body)
@@ -158,13 +137,14 @@ class ReplicatedWriter:
         loop = self._enter()
         if not self._permits.take(1):
             await self._wait(1)
-        publication = self._alone(topic, defer_ms) if defer_ms else self._batch(topic, framed(body))
+        outbox = self._outbox
+        publication = outbox.new(topic, defer_ms) if defer_ms else outbox.batch(topic, framed(body))
         future: Future = loop.create_future()
         publication.add(future, (body,))
         if defer_ms:
-            self._send(publication)
-        elif publication.count >= self._most:
-            self._send_batch(topic)
+            outbox.send(publication)
+        elif publication.count >= outbox.most:
+            outbox.send_batch(topic)
         try:
             return await future
         except asyncio.CancelledError:
@@ -196,17 +176,17 @@ class ReplicatedWriter:
         calls: list[tuple[Future, Publication]] = []
         sent = 0
         try:
-            for chunk in cut(bodies, self._most, self._most_bytes):
+            for chunk in cut(bodies, self._outbox.most, self._outbox.most_bytes):
                 if not self._permits.take(len(chunk)):
                     await self._wait(len(chunk))
                 if any(future.done() and future.exception() for future, _ in calls):
                     self._permits.give(len(chunk))
                     break
-                publication = self._alone(topic)
+                publication = self._outbox.new(topic)
                 future: Future = loop.create_future()
                 calls.append((future, publication))
                 publication.add(future, chunk)
-                self._send(publication)
+                self._outbox.send(publication)
                 sent += len(chunk)
             if sent == len(bodies) and len(calls) == 1:
                 return await calls[0][0]
@@ -248,12 +228,11 @@ class ReplicatedWriter:
         """
         self._ended = _CLOSED
         if self._loop is not None and not self._loop.is_closed():
-            self._send_batches()
+            self._outbox.send_batches()
         # First, or they would be accepted now.
-        self._permits.refuse(lambda: self._refusal(_CLOSED))
-        unasked = "the writer was closed before it was connected"
-        for publication in list(self._publications):
-            self._give_up(publication, f"the writer was closed before its answer {UNKNOWN}", unasked)
+        self._permits.refuse(lambda: self._outbox.refusal(_CLOSED))
+        unanswered = f"the writer was closed before its answer {UNKNOWN}"
+        self._outbox.give_up_all(unanswered, "the writer was closed before it was connected")
         self._cluster.close()
 
     async def __aenter__(self) -> Self:
@@ -264,16 +243,17 @@ class ReplicatedWriter:
     ) -> None:
         await self.stop()
 
-    # -- collecting ------------------------------------------------------------------------------
+    # -- what it rests on ------------------------------------------------------------------------
 
     def _enter(self) -> asyncio.AbstractEventLoop:
         """A call begins: start if need be."""
         loop = asyncio.get_running_loop()
         if self._ended:
-            raise self._refusal(f"{self._ended}; make another one")
+            raise self._outbox.refusal(f"{self._ended}; make another one")
         if self._loop is None:
             self._loop = loop
             _writers.add(self)
+            self._outbox.start(loop)
             self._cluster.start()
         elif self._loop is not loop:
             raise ConfigError("this writer was used on another event loop: make one writer per event loop")
@@ -283,141 +263,7 @@ class ReplicatedWriter:
         await self._permits.wait(count)
         if self._ended == _CLOSED:  # between the grant and this moment
             self._permits.give(count)
-            raise self._refusal(_CLOSED)
-
-    def _batch(self, topic: str, size: int) -> Publication:
-        """The batch of a topic that has room for so many bytes."""
-        batch = self._batches.get(topic)
-        if batch is not None and batch.size + size <= self._most_bytes:
-            return batch
-        self._send_batch(topic)
-        batch = self._batches[topic] = self._alone(topic)
-        if not self._turn_ends:
-            self._turn_ends = True
-            self._running().call_soon(self._on_turn_end)
-        return batch
-
-    def _alone(self, topic: str, defer_ms: int = 0) -> Publication:
-        publication = Publication(
-            topic,
-            place=self._place,
-            settled=self._on_settled,
-            split=self._on_split,
-            defer_ms=defer_ms,
-            alone=defer_ms > _DEFAULT_MAX_DEFER_MS,
-        )
-        self._publications.add(publication)
-        self._time(publication, self._timeout)
-        return publication
-
-    def _time(self, publication: Publication, seconds: float) -> None:
-        # One turn after it has run out: when the loop was blocked, answers that have come are read before.
-        loop = self._running()
-        publication.timer = loop.call_later(seconds, loop.call_soon, self._on_late, publication)
-
-    def _on_turn_end(self) -> None:
-        self._turn_ends = False
-        if not self._sent:
-            self._send_batches()
-        elif self._batches and self._linger is None:
-            # An nsqd that is busy is better served with fewer commands; the next answer sends them, too.
-            self._linger = self._running().call_later(LINGER, self._send_batches)
-
-    def _send_batches(self) -> None:
-        if self._linger is not None:
-            self._linger.cancel()
-            self._linger = None
-        for topic in list(self._batches):
-            self._send_batch(topic)
-
-    def _send_batch(self, topic: str) -> None:
-        batch = self._batches.pop(topic, None)
-        if batch is not None:
-            self._send(batch)
-
-    # -- sending ---------------------------------------------------------------------------------
-
-    def _send(self, publication: Publication) -> None:
-        if not publication.done:
-            self._sent += 1
-            publication.sent = True
-            self._place(publication)
-
-    def _place(self, publication: Publication) -> None:
-        """Ask as many more nsqds as it needs. If there are not enough, let it wait, or fail if that cannot help."""
-        topic = publication.topic
-        publication.aim(self._cluster.wanted(topic))
-        for pipeline in self._cluster.next_ready(topic):
-            if publication.done or publication.unplaced <= 0:
-                break
-            publication.ask(pipeline)
-        if publication.done:
-            return
-        wants = publication.unplaced > 0 or not publication.copies
-        known = self._cluster.known(topic)
-        if wants and (self._cluster.may_grow() or not all(map(publication.was_asked, known))):
-            self._waiting[publication] = None
-            return
-        self._waiting.pop(publication, None)
-        if wants and publication.hangs:
-            self._give_up(publication, "")
-
-    def _on_changed(self) -> None:
-        for publication in list(self._waiting):
-            if not publication.done:
-                self._place(publication)
-
-    # -- the end of a publication ----------------------------------------------------------------
-
-    def _on_settled(self, publication: Publication) -> None:
-        self._forget(publication)
-        self._permits.give(publication.count)
-        if publication.sent:
-            self._sent -= 1
-            if self._batches:
-                self._send_batches()
-
-    def _forget(self, publication: Publication) -> None:
-        if publication.timer is not None:
-            publication.timer.cancel()
-        self._publications.discard(publication)
-        self._waiting.pop(publication, None)
-        if self._batches.get(publication.topic) is publication:
-            del self._batches[publication.topic]
-
-    def _on_split(self, publication: Publication, parts: Sequence[Publication], reason: str) -> None:
-        """Nsqd refused a command for one of its messages, or for its size."""
-        if reason.startswith("E_BAD_BODY"):
-            self._most_bytes = max(self._most_bytes // 2, 1)
-        timer, loop = publication.timer, self._running()
-        left = self._timeout if timer is None else timer.when() - loop.time()
-        self._forget(publication)
-        self._sent -= 1
-        self._publications.update(parts)
-        for part in parts:
-            self._time(part, left)
-        for part in parts:
-            self._send(part)
-
-    def _on_late(self, publication: Publication) -> None:
-        # First, or they would get the permits that it gives back, and wait as long again.
-        self._permits.refuse(self._not_accepted, before=self._running().time() - self._timeout / 2)
-        self._give_up(publication, f"no answer within {self._timeout:g} s {UNKNOWN}")
-
-    def _not_accepted(self) -> PublishError:
-        text = f"not accepted within {self._timeout / 2:g} s, max_pending={self._permits.limit} others are pending"
-        down = [pipeline for pipeline in self._cluster.known() if not pipeline.ready]
-        return self._refusal(text, {pipeline.address: f"not connected: {pipeline.trouble}" for pipeline in down})
-
-    def _refusal(self, text: str, failed: dict[str, str] | None = None) -> PublishError:
-        """The error of a message that was never accepted."""
-        return publish_error(self._cluster.wanted(), (), failed or {}, text)
-
-    def _give_up(self, publication: Publication, unanswered: str, unasked: str = "") -> None:
-        topic = publication.topic
-        publication.give_up(self._cluster.known(topic), unanswered, unasked, self._cluster.shortage(topic))
-
-    # -- nsqds -----------------------------------------------------------------------------------
+            raise self._outbox.refusal(_CLOSED)
 
     def _pipeline(self, address: str) -> Pipeline:
         return Pipeline(
@@ -428,16 +274,15 @@ class ReplicatedWriter:
             changed=self._on_pipeline,
         )
 
+    def _on_changed(self) -> None:
+        self._outbox.changed()
+
     def _on_pipeline(self) -> None:
         self._cluster.look()
 
     def _patience(self) -> float:
         # With nsqds to spare it costs little to take a slow one for lost, and publishes still succeed elsewhere.
         return self._timeout / 2 if len(self._cluster.ready) > self._cluster.wanted() else self._timeout
-
-    def _running(self) -> asyncio.AbstractEventLoop:
-        assert self._loop is not None  # noqa: S101 - every call has passed _enter
-        return self._loop
 
 
 def live_writers(loop: asyncio.AbstractEventLoop) -> list[ReplicatedWriter]:

@@ -34,7 +34,7 @@ FLOORS = (
     "connection neighbours",
     "message pipeline",
     "places publication cluster dialer",
-    "handling adopted line",
+    "handling adopted line outbox",
     "answering",
     "runner desk",
     "handler reader publisher",

@@ -12,7 +12,7 @@ from servers import Servers, eventually_async
 from writers import addresses, failure, on_each, turns, writing
 
 from nsqdedupe import PublishError
-from nsqdedupe.publisher import BATCH, BATCH_BYTES
+from nsqdedupe.outbox import BATCH, BATCH_BYTES
 
 
 def test_one_turn_of_the_loop_is_one_command_per_topic(topic: str) -> None:
@@ -45,7 +45,7 @@ def test_a_command_has_a_largest_size(topic: str) -> None:
 
 
 def test_while_a_command_is_not_answered_others_gather_until_it_is(topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsqdedupe.publisher.LINGER", 3600)
+    monkeypatch.setattr("nsqdedupe.outbox.LINGER", 3600)
 
     async def main() -> None:
         imitation = Imitation()
@@ -72,7 +72,7 @@ def test_they_do_not_wait_for_an_answer_that_does_not_come(topic: str) -> None:
             first = asyncio.ensure_future(writer.publish(topic, b"first"))
             await eventually_async(lambda: imitation.counts)
             second = asyncio.ensure_future(writer.publish(topic, b"second"))
-            await eventually_async(lambda: writer._sent == 2)
+            await eventually_async(lambda: writer._outbox._sent == 2)
             imitation.may_answer.set()
             await asyncio.gather(first, second)
 
@@ -118,7 +118,7 @@ def test_an_nsqd_that_takes_small_commands_only_gets_small_ones(servers: Servers
         async with writing([nsqd], 1, timeout=30) as writer:
             for start in range(0, 500, 100):
                 await asyncio.gather(*(writer.publish(topic, body) for body in bodies(100, size=900, start=start)))
-            assert writer._most_bytes < 20_000
+            assert writer._outbox.most_bytes < 20_000
 
     on_loop(main())
     assert nsqd.depth(topic) == 500

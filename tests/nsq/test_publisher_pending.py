@@ -15,6 +15,7 @@ from writers import frozen, on_each, pipelines, turns, writing
 
 from nsqdedupe import PublishError, ReplicatedWriter
 from nsqdedupe.cli.local_nsq import Nsqd
+from nsqdedupe.outbox import Outbox
 
 Pair = tuple[Nsqd, Nsqd]
 
@@ -152,13 +153,13 @@ def test_a_dead_cluster_costs_ten_thousand_publishers_nothing(
     for nsqd in nsqds:
         nsqd.kill()
     looks: list[object] = []
-    place = ReplicatedWriter._place
+    place = Outbox._place
 
-    def noted(self: ReplicatedWriter, publication: Any) -> None:
+    def noted(self: Outbox, publication: Any) -> None:
         looks.append(publication)
         place(self, publication)
 
-    monkeypatch.setattr(ReplicatedWriter, "_place", noted)
+    monkeypatch.setattr(Outbox, "_place", noted)
 
     async def main() -> None:
         async with writing(nsqds, max_pending=5_000, timeout=60) as writer:
