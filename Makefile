@@ -21,7 +21,7 @@ nsqdedupe/registry.py,nsqdedupe/observer.py,nsqdedupe/outcomes.py,nsqdedupe/keep
 SERVERS = NSQ_BIN_DIR="$$($(PY) tools/build-nsq --print-dir)" && export NSQ_BIN_DIR
 
 .DEFAULT_GOAL := help
-.PHONY: help install lint format types test pynsq-tests servers mutants mutmut demo bench clean
+.PHONY: help install lint format types wheel test pynsq-tests servers mutants mutmut demo bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,8 +70,12 @@ format: .venv/dev.stamp ## rewrite the code as the formatter has it
 servers: .venv/python.stamp ## find nsqd and nsqlookupd 1.3, or build them
 	@$(PY) tools/build-nsq
 
+wheel: .venv/dev.stamp ## build the wheel, and install it in place of the checkout (until make clean)
+	@rm -rf dist && $(PY) -m pip --disable-pip-version-check --quiet wheel --no-deps --wheel-dir dist .
+	@$(PIP) --force-reinstall --no-deps dist/*.whl
+
 test: .venv/dev.stamp ## every test, on real servers, with branch coverage (ARGS: pytest options)
-	@$(SERVERS) && $(PY) -m pytest -n 2 --cov --cov-report=term-missing:skip-covered $(ARGS)
+	@$(SERVERS) && $(PY) -P -m pytest -n 2 --cov --cov-report=term-missing:skip-covered $(ARGS)
 	@seen=$$($(PY) -m coverage report --include='$(CORE)' --show-missing --fail-under=100) || { echo "$$seen"; exit 1; }
 
 pynsq-tests: .venv/dev.stamp ## pynsq's own tests, on its reader and on ours (PYNSQ_SOURCE: where to clone them from)
