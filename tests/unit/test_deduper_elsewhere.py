@@ -159,6 +159,28 @@ def test_over_the_cap_a_whole_group_goes_back(consumer: Consumer, other: Consume
     assert consumer.is_idle()
 
 
+def test_a_group_that_is_over_makes_room_for_as_many_copies_as_it_had(consumer: Consumer, other: Consumer) -> None:
+    consumer.limit = 3
+    other.deliver(*(f"{number}/c" for number in range(5)))
+    consumer.deliver("0/a", "0/b", "1/a", "2/a")
+    assert consumer.did() == [("REQ unrun", "2/a", jittered(1.0))]
+    other.succeed("0/c")
+    consumer.wait(2.0)
+    assert consumer.did() == [("FIN unrun", "0/b"), ("FIN unrun", "0/a")]
+    consumer.deliver("3/a", "3/b", "4/a")
+    assert consumer.did() == [("REQ unrun", "4/a", jittered(1.0))]
+
+
+def test_an_heir_counts_in_the_cap_with_all_that_stand_by_it(consumer: Consumer, other: Consumer) -> None:
+    consumer.limit = 2
+    other.deliver("1/c")
+    consumer.take("0/a", "0/b", "0/d")
+    consumer.lose("a")
+    consumer.did()
+    consumer.take("1/b")
+    assert consumer.did() == [("REQ unrun", "1/b", jittered(1.0))]
+
+
 def test_the_cap_does_not_touch_copies_whose_owner_is_here(consumer: Consumer) -> None:
     consumer.limit = 0
     consumer.deliver("a", "b", "c")
