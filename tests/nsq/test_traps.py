@@ -80,6 +80,7 @@ Most of them belong to a subject, and are tested with it; here are those that be
         test_stopping.py::test_a_close_is_no_error
         test_outcomes.py::test_what_a_handler_does_is_answered
 25. TLS with compression, and compression alone, work.
+        test_transports.py::test_under_load_each_message_is_handled_once
         unit/test_streams.py::test_a_read_goes_on_until_there_is_something_or_nothing
 26. What an nsqd refuses reaches the application.
         test_fatal_errors.py::test_a_refusal_is_told_each_time_counted_each_time_and_logged_once
@@ -143,9 +144,8 @@ def test_messages_that_share_an_id_are_two_and_copies_that_do_not_are_one() -> N
 
     async def main() -> None:
         async with fake_nsqd() as first, fake_nsqd() as second:
-            reader = DedupeReader(
-                "topic", "channel", seen.handle, nsqd_tcp_addresses=[first.address, second.address], max_in_flight=9, key=BODY
-            )
+            both = [first.address, second.address]
+            reader = DedupeReader("topic", "channel", seen.handle, nsqd_tcp_addresses=both, max_in_flight=9, key=BODY)
             await eventually_async(lambda: all(b"RDY 1" in fake.commands for fake in (first, second)))
             for fake, frames in (
                 (first, message(1, b"one") + message(2, b"two")),
