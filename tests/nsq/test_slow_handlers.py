@@ -90,8 +90,11 @@ def test_a_handler_slower_than_the_message_timeout_runs_once(
 
 @pytest.mark.nsqd_flags("--msg-timeout=1s")
 def test_an_answer_after_the_message_timeout_and_within_the_lease_is_the_only_one_asked_for(
-    nsqd_pair: Pair, lookupd: Nsqlookupd, topic: str, channel: str
+    nsqd_pair: Pair, lookupd: Nsqlookupd, topic: str, channel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Else a busy machine may need longer than the lease to get to the answers. Not more: the copies that stand by
+    # are sent back for the rest of it.
+    monkeypatch.setattr("nsqdedupe.delivery.LEASE_MARGIN", 4.0)
     watched_pair(nsqd_pair, lookupd, topic, channel)
     messages = bodies(5)
     publish(nsqd_pair, topic, messages)
@@ -105,7 +108,7 @@ def test_an_answer_after_the_message_timeout_and_within_the_lease_is_the_only_on
     async def main() -> None:
         async with consuming(topic, channel, handle, lookupd) as reader:
             await eventually_async(lambda: len(kept) == 5, PATIENCE)
-            await eventually_async(lambda: min(told(nsqd_pair, topic, channel, "timeout_count")) > 0, PATIENCE)
+            await eventually_async(lambda: sum(told(nsqd_pair, topic, channel, "timeout_count")) > 0, PATIENCE)
             for message in kept:
                 seen.handle(message)
                 message.finish()
