@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from harness import MSG_TIMEOUT, Consumer
+from harness import MSG_TIMEOUT, Consumer, jittered
 
 from nsqdedupe.delivery import Outcome
 from nsqdedupe.stores.embedded import EmbeddedStore
@@ -86,6 +86,17 @@ def test_a_success_is_remembered_for_readers_that_do_de_duplicate(consumer: Cons
     other = seen_by(consumer)
     other.deliver("b")
     assert other.did() == [("FIN unrun", "b")]
+
+
+def test_who_looks_on_does_not_end_a_hold_of_a_reader_that_does_de_duplicate(consumer: Consumer) -> None:
+    other = seen_by(consumer)
+    other.deliver("a")
+    other.fail("a")
+    consumer.clock.advance(1.0)
+    consumer.deliver("a2")
+    other.deliver("b")
+    assert other.did()[-1] == ("REQ unrun", "b", jittered(89.0 + 1.0))
+    assert consumer.did() == [("run", "a2")]
 
 
 def test_a_message_that_is_not_wanted_is_not_remembered(consumer: Consumer) -> None:
