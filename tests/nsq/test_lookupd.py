@@ -83,12 +83,9 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def lookups(*addresses: str, **options: Any) -> dict[str, Any]:
-    return {
-        "lookupd_http_addresses": list(addresses),
-        "lookupd_poll_interval": 1,
-        "lookupd_poll_jitter": 0.0,
-        **options,
-    }
+    """Options for these, which are asked once; nobody is given up because this machine has a lot to do."""
+    patient = {"lookupd_poll_interval": 3600, "lookupd_connect_timeout": 30, "lookupd_request_timeout": 30}
+    return {"lookupd_http_addresses": list(addresses), **patient, **options}
 
 
 def test_all_are_asked_in_each_poll_and_their_answers_are_joined(servers: Servers, topic: str, channel: str) -> None:
