@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from consumers import Seen, bodies, consuming, on_loop, publish
 from fake_nsqd import ERROR, connected, frame, message
-from servers import eventually_async
+from servers import eventually, eventually_async
 
 import nsqdedupe
 from nsqdedupe import BODY, DedupeReader, FatalError
@@ -167,7 +167,7 @@ def test_run_ends_on_a_refusal_if_asked_to(
     assert caught.value.nsqd == nsqd.tcp_address
     seen.once_each([b"in hand"])
     assert good.stats.in_flight == 0
-    assert other.unfinished(topic, channel) == 0
+    eventually(lambda: other.unfinished(topic, channel) == 0)
 
 
 @pytest.mark.nsqd_flags("--max-msg-timeout=2s")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from consumers import Seen, bodies, consuming, on_loop, publish
+from listening import listening
 from servers import Servers, eventually_async
 
 from nsqdedupe import DedupeReader
@@ -33,14 +34,12 @@ class FakeLookupd:
         self.go = asyncio.Event()
         self.go.set()
         self.address = ""
-        self.busy = 0
 
     def says(self, document: object) -> None:
         """From now on it answers this."""
         self.body = document if isinstance(document, bytes) else json.dumps(document).encode()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.busy += 1
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             request = await reader.readuntil(b"\r\n\r\n")
             self.asked.append(request.split()[1].decode())
@@ -48,22 +47,18 @@ class FakeLookupd:
             head = f"HTTP/1.1 {self.status}\r\nContent-Length: {len(self.body)}\r\n{self.head}\r\n"
             writer.write(head.encode() + self.body)
             await writer.drain()
-        writer.close()
-        self.busy -= 1
 
 
 @contextlib.asynccontextmanager
 async def fake_lookupd() -> AsyncIterator[FakeLookupd]:
     """One on a port of its own."""
     fake = FakeLookupd()
-    server = await asyncio.start_server(fake.serve, "127.0.0.1", 0)
-    fake.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
-        yield fake
-    finally:
-        fake.go.set()
-        await eventually_async(lambda: not fake.busy)
-        server.close()
+    async with listening(fake.serve) as port:
+        fake.address = f"127.0.0.1:{port}"
+        try:
+            yield fake
+        finally:
+            fake.go.set()
 
 
 def record(nsqd: Nsqd, **changed: Any) -> dict[str, Any]:

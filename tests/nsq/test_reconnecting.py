@@ -3,50 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 from consumers import PATIENCE, Seen, at_rest, bodies, consuming, nothing_left, on_loop, publish, told, watched_channel
 from fake_nsqd import connected
+from listening import listening
 from proxy import recording
 from servers import Servers, eventually_async
 
 from nsqdedupe import BODY, DedupeReader
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
 from nsqdedupe.pauses import Pauses
-
-
-@contextlib.asynccontextmanager
-async def listening(
-    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any], host: str = "127.0.0.1"
-) -> AsyncIterator[int]:
-    """A TCP server on a port of its own, which it yields. Ends when all who came are served."""
-    busy = 0
-
-    async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal busy
-        busy += 1
-        try:
-            await serve(reader, writer)
-        finally:
-            writer.close()
-            busy -= 1
-
-    server = await asyncio.start_server(count, host, 0)
-    port = server.sockets[0].getsockname()[1]
-    try:
-        yield port
-    finally:
-        # Whoever came before this one has been accepted when this one is.
-        _, last = await asyncio.open_connection(host, port)
-        await eventually_async(lambda: busy)
-        last.close()
-        await eventually_async(lambda: not busy)
-        server.close()
 
 
 def nobody() -> str:
