@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from consumers import Seen, bodies, consuming, on_loop, publish
 from listening import listening
-from servers import Servers, eventually_async
+from servers import Servers, eventually, eventually_async
 
 from nsqdedupe import DedupeReader
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
@@ -246,7 +246,8 @@ def test_other_fields_may_be_nonsense(nsqd: Nsqd, topic: str, channel: str) -> N
 @pytest.mark.parametrize("host", ["localhost", "::1"])
 def test_a_broadcast_address_may_be_a_name_or_ipv6(servers: Servers, topic: str, channel: str, host: str) -> None:
     nsqd = servers.nsqd(*(["--tcp-address=[::1]:0"] if host == "::1" else []))
-    port = int(nsqd.log_path.read_text().split("TCP: listening on ")[1].split()[0].rpartition(":")[2])
+    log = nsqd.log_path.read_text
+    port = eventually(lambda: int(log().split("TCP: listening on ")[1].split()[0].rpartition(":")[2]))
     seen = Seen()
     nsqd.publish(topic, b"body")
 

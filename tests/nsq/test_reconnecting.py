@@ -12,7 +12,7 @@ from consumers import PATIENCE, Seen, at_rest, bodies, consuming, nothing_left, 
 from fake_nsqd import connected
 from listening import listening
 from proxy import recording
-from servers import Servers, eventually_async
+from servers import Servers, eventually, eventually_async
 
 from nsqdedupe import BODY, DedupeReader
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
@@ -215,7 +215,7 @@ def test_a_reader_closed_while_it_connects_leaves_nothing_open() -> None:
 
 def test_an_ipv6_address_will_do(servers: Servers, topic: str, channel: str) -> None:
     nsqd = servers.nsqd("--tcp-address=[::1]:0")
-    port = int(nsqd.log_path.read_text().split("TCP: listening on [::1]:")[1].split()[0])
+    port = eventually(lambda: int(nsqd.log_path.read_text().split("TCP: listening on [::1]:")[1].split()[0]))
     nsqd.create_channel(topic, channel)
     messages, seen = bodies(100), Seen()
 
