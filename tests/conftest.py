@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import uuid
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -23,6 +24,8 @@ FAILED = pytest.StashKey[bool]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Whoever was started in the background by a shell script ignores SIGINT, and so do the programs under test.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "nsqd_flags(*flags): command line flags for each nsqd that a fixture starts")
 
 
