@@ -12,10 +12,23 @@ from typing import Any
 
 import nsq
 import pytest
-from consumers import KINDS, PATIENCE, Kind, Seen, bodies, coroutine, nothing_left, on_loop, plain, publish, told
+from consumers import (
+    KINDS,
+    PATIENCE,
+    Kind,
+    Seen,
+    bodies,
+    consuming,
+    coroutine,
+    nothing_left,
+    on_loop,
+    plain,
+    publish,
+    told,
+)
 from servers import eventually_async
 
-from nsqdedupe import BODY, DedupedHandler, DedupeReader, MemoryStore, dedupe
+from nsqdedupe import BODY, DedupedHandler, MemoryStore, dedupe
 from nsqdedupe.cli.local_nsq import Nsqd
 
 Pair = tuple[Nsqd, Nsqd]
@@ -315,14 +328,9 @@ def test_a_dedupe_reader_needs_no_decorated_handler(
     handler = decorated(plain(seen.handle), topic, channel)
 
     async def main() -> None:
-        reader = DedupeReader(
-            topic, channel, handler, key=BODY, nsqd_tcp_addresses=[nsqd.tcp_address for nsqd in nsqd_pair]
-        )
-        await eventually_async(lambda: len(reader.conns) == 2, PATIENCE)
-        publish(nsqd_pair, topic, bodies(10))
-        await nothing_left(nsqd_pair, topic, channel)
-        reader.close()
-        await eventually_async(lambda: not reader.conns, PATIENCE)
+        async with consuming(topic, channel, handler, nsqd_pair):
+            publish(nsqd_pair, topic, bodies(10))
+            await nothing_left(nsqd_pair, topic, channel)
 
     on_loop(main())
     seen.once_each(bodies(10))
