@@ -28,6 +28,22 @@ logger = logging.getLogger(__name__)
 _GOOD = (Outcome.HANDLED, Outcome.GIVEN_UP, Outcome.INVALID)
 
 
+def let_another_test(reader: Any, conn: Any) -> None:  # noqa: ANN401 - a reader of pynsq's, and a connection of it
+    """What was to end a backoff says nothing about the handler: the next connection gets RDY 1 as well.
+
+    This one keeps its own, so that a backlog of duplicates drains; else messages behind it would wait for the
+    other connection, which may be idle.
+    """
+    conns = list(reader.conns.values())
+    if conn not in conns:
+        return
+    here = conns.index(conn)
+    for other in conns[here + 1 :] + conns[:here]:
+        if other.rdy == 0:
+            reader._send_rdy(other, 1)  # noqa: SLF001 - pynsq's, checked at start
+            return
+
+
 class Answering(ABC):
     """The part of a port that sends REQ and keeps count, and the way from a handler's answer to the state machine.
 

@@ -1,8 +1,8 @@
 """Where decorated handlers get their messages: the state machine behind a stock `nsq.Reader`.
 
-A stock reader goes by `attempts`, which every REQ raises, and finishes a message unprocessed when there were too
-many. So nothing is sent back here but what a handler failed on: a copy that has to wait is kept, and nsqd is told by
-TOUCH that it is. It takes one of the reader's places in flight meanwhile.
+A stock reader goes by `attempts`, which every REQ raises, and finishes a message unprocessed when there were more
+than ``max_tries``. So no copy is sent back to its last attempt unless its handler failed: it is kept, and nsqd is told
+by TOUCH that it is, which takes one of the reader's places in flight.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import nsq.event
 import nsq.protocol
 
 from nsqdedupe.adopted import AdoptedMessage, reader_of
-from nsqdedupe.answering import Answering
+from nsqdedupe.answering import Answering, let_another_test
 from nsqdedupe.clock import monotonic
 from nsqdedupe.deduper import Deduper
 from nsqdedupe.delivery import Delivery, Outcome, Source, State
@@ -115,6 +115,8 @@ class Desk(Answering):
             # nsqd has given it out again all the same: this delivery is the one to answer.
             self._forget(self._parked[message.owner][1])
         self._deduper.take([message])
+        if message.state is not State.READY and line.tests:
+            let_another_test(line.reader, conn)
         self._go_on()
         for line in self._lines.values():
             line.flush_in_time(began)
@@ -124,7 +126,7 @@ class Desk(Answering):
         scope = f"{reader.topic}/{reader.channel}" if reader is not None else self._name
         timeout = conn.msg_timeout / 1000 if conn.msg_timeout else MSG_TIMEOUT
         source = Source(self._tallies.setdefault(conn.id, Tally()), timeout)
-        line = self._lines[conn] = Line(conn, source, in_scope=scope == self._name)
+        line = self._lines[conn] = Line(conn, source, reader, in_scope=scope == self._name)
         conn.on(nsq.event.CLOSE, self._lost)
         self._deduper.opened(source)
         if reader is not None and reader not in self._readers:
@@ -221,9 +223,14 @@ class Desk(Answering):
             self._send(message.conn, nsq.protocol.finish(message.id))
 
     def requeue(self, delivery: Delivery, delay: float, /, *, ran: bool) -> None:
-        """Send REQ if a handler ran; else keep the message, and ask for it again after the delay."""
+        """Send REQ if a handler ran, or if the copy may have one more attempt; else keep it, and ask again later."""
         message = cast("AdoptedMessage", delivery)
-        if message.outcome is None:
+        line = self._lines.get(message.conn)
+        if message.outcome is None and line is not None and line.may_have_again(message.attempts):
+            message.close_unhandled()
+            self._forget(message)
+            self._requeue(message, delay, ran=False)
+        elif message.outcome is None:
             self._waiting[message] = None
             self._parked[message.owner] = monotonic() + delay, message
         else:

@@ -6,6 +6,8 @@ well. Here the answers to what was read in one go are one write, the sooner the 
 
 from __future__ import annotations
 
+from typing import Any
+
 import nsq
 import nsq.event
 import nsq.protocol
@@ -31,12 +33,15 @@ class Line:
 
         source: counts its deliveries.
 
+        reader: the stock reader that it belongs to; None: it is not known.
+
         in_scope: whether it reads what the handler was decorated for.
     """
 
-    def __init__(self, conn: nsq.AsyncConn, source: Source, *, in_scope: bool) -> None:
+    def __init__(self, conn: nsq.AsyncConn, source: Source, reader: Any, *, in_scope: bool) -> None:  # noqa: ANN401
         self.conn = conn
         self.source = source
+        self.reader = reader
         self.in_scope = in_scope
         self.owner_prefix = f"{conn.id}/".encode()
         self._out = bytearray()
@@ -44,6 +49,16 @@ class Line:
         # Its own attribute from now on: what is answered shall be written before it closes, as in pynsq.
         conn.close = self.close  # type: ignore[method-assign]
         self._since = 0.0
+
+    @property
+    def tests(self) -> bool:
+        """Whether a backoff waits for the outcome of a message."""
+        reader = self.reader
+        return reader is not None and reader.backoff_timer.get_interval() > 0 and not reader.backoff_block
+
+    def may_have_again(self, attempts: int) -> bool:
+        """Whether a message that nsqd has given out so often can be sent back, and is not given up when it comes."""
+        return self.reader is not None and (not self.reader.max_tries or attempts + 1 < self.reader.max_tries)
 
     def send(self, command: bytes) -> None:
         """Write a command, soon."""

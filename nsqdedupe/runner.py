@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 import nsq
 import nsq.event
 
-from nsqdedupe.answering import Answering
+from nsqdedupe.answering import Answering, let_another_test
 from nsqdedupe.clock import monotonic
 from nsqdedupe.connection import Connection
 from nsqdedupe.deduper import Deduper
@@ -167,8 +167,9 @@ class Runner(Answering):
         self._reader._maybe_update_rdy(conn)  # noqa: SLF001 - pynsq's, checked at start
         self._deduper.take(messages)
         reader = self._reader
-        if reader.backoff_timer.interval and not reader.backoff_block:
-            self._look_at_test(conn, messages)
+        testing = reader.backoff_timer.interval and not reader.backoff_block
+        if testing and not any(message.state is State.READY for message in messages):
+            let_another_test(reader, conn)
         self._backlog += size
         self._work()
         if self._more and self._backlog > BACKLOG:
@@ -182,21 +183,6 @@ class Runner(Answering):
             conn.source.tally.received += 1
             conn.source.tally.deferred += 1
             conn.send(nsq.protocol.requeue(message.id, 0))
-
-    def _look_at_test(self, conn: Connection, messages: list[Message]) -> None:
-        """If what was to end a backoff says nothing about the handler, let the next connection try too.
-
-        This one keeps its RDY 1, so that a backlog of duplicates drains; else messages behind it would
-        wait for the other connection, which may be idle.
-        """
-        conns = list(self._reader.conns.values())
-        if conn not in conns or any(message.state is State.READY for message in messages):
-            return
-        here = conns.index(conn)
-        for other in conns[here + 1 :] + conns[:here]:
-            if other.rdy == 0:
-                self._reader._send_rdy(other, 1)  # noqa: SLF001 - pynsq's, checked at start
-                return
 
     # -- turns of the loop -----------------------------------------------------------------------
 

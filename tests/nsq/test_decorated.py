@@ -25,6 +25,7 @@ from consumers import (
     plain,
     publish,
     told,
+    watched_channel,
 )
 from servers import eventually_async
 
@@ -83,23 +84,27 @@ def test_every_message_is_handled_once_and_every_copy_finished(
     assert told(nsqd_pair, topic, channel, "requeue_count") == [0, 0]
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_a_failure_is_requeued_by_its_own_copy_alone_and_tries_are_counted(
-    nsqd_pair: Pair, topic: str, channel: str, kind: Kind
+@pytest.mark.parametrize("max_tries", [0, 2])
+def test_tries_are_counted_and_spaced_and_no_copy_is_sent_back_to_its_last_attempt(
+    nsqd_pair: Pair, topic: str, channel: str, max_tries: int
 ) -> None:
-    """The other copy is kept for the hold, without a REQ that would cost it an attempt."""
+    """With max_tries=2 the other copy is kept for the hold; with 0 it goes back, as with a DedupeReader."""
+    for nsqd in nsqd_pair:
+        watched_channel(nsqd, topic, channel)
     seen = Seen()
 
-    def fail_twice(message: Any) -> bool:
-        if message.tries < 2:
-            seen.run(message)
-            return False
-        return seen.handle(message)
+    async def fail_twice(message: Any) -> bool:
+        if message.tries == 2:
+            return seen.handle(message)
+        seen.run(message)
+        # A backoff would wait for the connection that pynsq happens to choose.
+        message.requeue(backoff=False)
+        return False
 
-    handler = decorated(kind(fail_twice, 0.0), topic, channel)
+    handler = decorated(fail_twice, topic, channel)
 
     async def main() -> None:
-        async with stock_reader(topic, channel, handler, nsqd_pair) as reader:
+        async with stock_reader(topic, channel, handler, nsqd_pair, max_tries=max_tries) as reader:
             publish(nsqd_pair, topic, [b"message"])
             await eventually_async(lambda: seen.handled, PATIENCE)
             await nothing_left(nsqd_pair, topic, channel)
@@ -111,7 +116,38 @@ def test_a_failure_is_requeued_by_its_own_copy_alone_and_tries_are_counted(
     # 1 s after the first failure, 2 s after the second one: nobody ends the hold but the copy that failed.
     assert seen.runs[1].at - seen.runs[0].at >= 1
     assert seen.runs[2].at - seen.runs[1].at >= 2
-    assert sum(told(nsqd_pair, topic, channel, "requeue_count")) == 2
+    assert handler.stats.failed == 2
+    requeued = sum(told(nsqd_pair, topic, channel, "requeue_count"))
+    assert requeued == 2 if max_tries else requeued > 2
+
+
+def test_a_failure_begins_a_backoff_that_a_waiting_copy_does_not_prolong(
+    nsqd_pair: Pair, topic: str, channel: str
+) -> None:
+    """The message fails, its other copy is held: what tests the backoff meanwhile comes from either connection."""
+    for nsqd in nsqd_pair:
+        watched_channel(nsqd, topic, channel)
+    seen = Seen()
+
+    def handle(message: Any) -> bool:
+        if message.body == b"fails" and not message.tries:
+            seen.run(message)
+            return False
+        return seen.handle(message)
+
+    handler = decorated(handle, topic, channel)
+
+    async def main() -> None:
+        async with stock_reader(topic, channel, handler, nsqd_pair) as reader:
+            publish(nsqd_pair, topic, [b"fails"])
+            await eventually_async(lambda: handler.stats.deferred, PATIENCE)
+            publish(nsqd_pair, topic, bodies(20))
+            await eventually_async(lambda: len(seen.handled) == 21, PATIENCE)
+            await nothing_left(nsqd_pair, topic, channel)
+            assert reader.backoff_timer.get_interval() == 0
+
+    on_loop(main())
+    seen.once_each([b"fails", *bodies(20)])
 
 
 @pytest.mark.nsqd_flags("--msg-timeout=3s")
