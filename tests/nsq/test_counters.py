@@ -156,7 +156,8 @@ def test_in_flight_is_what_the_nsqds_say(nsqd_pair: Pair, lookupd: Nsqlookupd, t
             assert told(nsqd_pair, topic, channel, "in_flight_count") == [30, 30]
             assert {conn.in_flight for conn in reader.conns.values()} == {30}
             assert {nsqd["in_flight"] for nsqd in reader.stats.nsqds.values()} == {30}
-            assert len(running) + reader.stats.standbys == 60
+            # The handlers of what has arrived begin in later turns of the loop.
+            await eventually_async(lambda: len(running) + reader.stats.standbys == 60)
             gate.set()
             await eventually_async(lambda: reader.stats.handled == 200, PATIENCE)
             await nothing_left(nsqd_pair, topic, channel)

@@ -178,7 +178,7 @@ def test_in_a_pause_no_copy_that_waits_takes_over(
         async with consuming(topic, channel, handle, lookupd, msg_timeout=60) as reader:
             await eventually_async(lambda: len(reader.conns) == 2)
             publish(nsqd_pair, topic, [b"message"])
-            await eventually_async(lambda: reader.stats.standbys == 1)
+            await eventually_async(lambda: running and reader.stats.standbys == 1)
             reader.set_max_in_flight(0)
             (owner,) = running
             assert by_address[owner.conn.id].alive
