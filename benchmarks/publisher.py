@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import random
-import statistics
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import nsq
+from figures import spread, tell
 
 import nsqdedupe
 from nsqdedupe.cli.local_nsq import Nsqd
@@ -203,11 +203,6 @@ def report(results: dict[str, list[dict[str, float]]], args: argparse.Namespace)
     return "\n".join(lines)
 
 
-def spread(values: list[float], form: str) -> str:
-    middle, low, high = (form.format(f(values)) for f in (statistics.median, min, max))
-    return f"{middle} ({low} to {high})"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
@@ -227,10 +222,7 @@ def main() -> None:
             for kind in random.sample(list(KINDS), len(KINDS)):
                 results[kind].append(contest(kind, [one, other], f"bench_{kind}_{number}", number, args))
                 print(f"round {number + 1}, {kind}: {results[kind][-1]}", file=sys.stderr)
-    text = report(results, args)
-    print(text)
-    (HERE / "results").mkdir(exist_ok=True)
-    (HERE / "results" / f"publisher-{args.size}.md").write_text(text + "\n")
+    tell(f"publisher-{args.size}", report(results, args))
 
 
 if __name__ == "__main__":

@@ -14,10 +14,11 @@ import json
 import os
 import platform
 import random
-import statistics
 import subprocess
 import sys
 from pathlib import Path
+
+from figures import spread, tell
 
 from nsqdedupe.cli.local_nsq import Nsqd
 
@@ -91,11 +92,6 @@ def report(results: dict[str, list[dict[str, float]]], args: argparse.Namespace)
     return "\n".join(lines)
 
 
-def spread(values: list[float], form: str) -> str:
-    middle, low, high = (form.format(f(values)) for f in (statistics.median, min, max))
-    return f"{middle} ({low} to {high})"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
@@ -119,10 +115,7 @@ def main() -> None:
                 print(f"round {number + 1}, {kind}: {results[kind][-1]}", file=sys.stderr)
             for nsqd in nsqds:
                 nsqd.request("POST", "/topic/delete", topic=topic)
-    text = report(results, args)
-    print(text)
-    (HERE / "results").mkdir(exist_ok=True)
-    (HERE / "results" / f"reader-{args.size}.md").write_text(text + "\n")
+    tell(f"reader-{args.size}", report(results, args))
 
 
 if __name__ == "__main__":

@@ -23,9 +23,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from figures import tell
+
 from nsqdedupe.tables.opposite_bloom import OppositeBloomFilter
 
-RESULTS = Path(__file__).parent / "results"
 BATCH = 100
 BATCHES = 200
 SYNCED = 10
@@ -114,10 +115,7 @@ def main() -> None:
                 results[name].append(round_of(name, tables[name]))
         for table in tables.values():
             table.close()
-    text = report(results, args)
-    print(text)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"table-{args.slots}.md").write_text(text + "\n")
+    tell(f"table-{args.slots}", report(results, args))
 
 
 if __name__ == "__main__":
