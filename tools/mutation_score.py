@@ -26,8 +26,15 @@ ENOUGH = 0.9
 NOTICED = ("killed", "timeout")
 """A change after which a test does not end was noticed by it."""
 
-UNFIT = ("tests/unit/test_table_killed.py",)
-"""Tests that start processes; mutmut forks one in which pytest runs already."""
+UNFIT = (
+    # It starts processes; mutmut forks one in which pytest runs already.
+    "tests/unit/test_table_killed.py",
+    # Many random walks, or many lines counted: seconds for each change. What they alone would notice goes unnoticed.
+    "tests/unit/test_deduper_properties.py",
+    "tests/unit/test_opposite_bloom_model.py",
+    "tests/unit/test_growth.py",
+)
+"""Tests that are left out."""
 
 _RESULT = re.compile(r"^\s*(\S+): (.+)$", re.MULTILINE)
 

@@ -367,3 +367,44 @@ def test_jitter_spreads_and_is_never_nothing() -> None:
     assert 0.1 <= min(jitters) < 0.15
     assert 0.45 < max(jitters) <= 0.5
     assert not math.isclose(jitters[0], jitters[1])
+
+
+# -- counters add up -----------------------------------------------------------------------------
+
+
+def test_two_that_are_never_answered_are_two_unanswered(consumer: Consumer) -> None:
+    consumer.deliver("0/a", "1/a")
+    consumer.wait(MSG_TIMEOUT + 10)
+    assert consumer.counts() == {"received": 2, "unanswered": 2}
+
+
+def test_two_that_succeed_after_their_connection_are_two_unanswered(consumer: Consumer) -> None:
+    consumer.deliver("0/a", "1/a")
+    consumer.lose("a")
+    consumer.succeed("0/a", "1/a")
+    assert consumer.counts() == {"received": 2, "unanswered": 2}
+
+
+def test_two_that_succeed_after_their_redelivery_are_two_handled(consumer: Consumer) -> None:
+    consumer.deliver("0/a", "1/a", "0/a2", "1/a2")
+    consumer.succeed("0/a", "1/a")
+    assert consumer.counts() == {"received": 4, "handled": 2, "duplicates": 2}
+
+
+def test_two_that_succeed_too_late_are_two_late_confirms(consumer: Consumer) -> None:
+    consumer.deliver("0/a", "1/a")
+    consumer.wait(MSG_TIMEOUT + 10)
+    consumer.deliver("0/b", "1/b")
+    consumer.succeed("0/a", "1/a")
+    assert consumer.events.late_confirms == 2
+
+
+def test_who_was_let_go_keeps_nobody_behind_it_from_its_answer(consumer: Consumer) -> None:
+    consumer.deliver("0/a")
+    consumer.wait(MSG_TIMEOUT + 10)
+    consumer.deliver("1/a")
+    consumer.did()
+    consumer.deduper.answer(consumer.deliveries["0/a"], Outcome.HANDLED)
+    consumer.deduper.answer(consumer.deliveries["1/a"], Outcome.HANDLED)
+    consumer.work()
+    assert consumer.did() == [("FIN", "1/a")]
