@@ -43,13 +43,10 @@ def run(*, timeout: float = 30, end_on_fatal_error: bool = False) -> None:
 
     async def stop() -> None:
         end = asyncio_loop.time() + timeout
-        try:
-            ours = [reader for reader in live_readers() if reader.io_loop is loop]
-            await asyncio.gather(*(reader.stop(timeout) for reader in ours))
-            left = max(0.0, end - asyncio_loop.time())
-            await asyncio.gather(*(writer.stop(left) for writer in live_writers(asyncio_loop)))
-        finally:
-            loop.stop()
+        ours = [reader for reader in live_readers() if reader.io_loop is loop]
+        await asyncio.gather(*(reader.stop(timeout) for reader in ours))
+        left = max(0.0, end - asyncio_loop.time())
+        await asyncio.gather(*(writer.stop(left) for writer in live_writers(asyncio_loop)))
 
     fatal: list[FatalError] = []
 
@@ -64,6 +61,8 @@ def run(*, timeout: float = 30, end_on_fatal_error: bool = False) -> None:
         else:
             logger.info("stopping: messages in flight have %g seconds", timeout)
             stopping.append(asyncio_loop.create_task(stop()))
+            # Not in the task: one that is cancelled before its first step has no end of its own.
+            stopping[0].add_done_callback(lambda _: loop.stop())
 
     for number in _SIGNALS:
         asyncio_loop.add_signal_handler(number, on_signal)

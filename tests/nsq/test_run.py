@@ -78,6 +78,21 @@ def test_a_signal_under_load_drains_all_readers(
         assert told(nsqd_pair, topic, one, "timeout_count") == [0, 0]
 
 
+def test_two_signals_in_one_turn_of_the_loop_end_it(loop: asyncio.AbstractEventLoop) -> None:
+    """The second one comes before the first has begun to stop anything."""
+    hung = []
+
+    def give_up() -> None:
+        hung.append(True)
+        loop.stop()
+
+    loop.call_soon(lambda: (send(signal.SIGTERM), send(signal.SIGINT)))
+    timer = loop.call_later(PATIENCE, give_up)
+    run(timeout=PATIENCE)
+    timer.cancel()
+    assert not hung
+
+
 def test_a_second_signal_ends_it_at_once(
     nsqd_pair: Pair, lookupd: Nsqlookupd, topic: str, channel: str, loop: asyncio.AbstractEventLoop
 ) -> None:
