@@ -38,3 +38,8 @@ def test_a_publish_error_keeps_who_answered_and_who_did_not() -> None:
     assert str(error) == "1 of 2 copies"
     assert error.acknowledged == ("a:4150",)
     assert error.failed == {"b:4150": "connection refused"}
+
+
+def test_a_fatal_error_says_which_nsqd_and_what_it_said() -> None:
+    error = errors.FatalError("refused", nsqd="127.0.0.1:4150", code="E_AUTH_FAILED")
+    assert (str(error), error.nsqd, error.code) == ("refused", "127.0.0.1:4150", "E_AUTH_FAILED")
