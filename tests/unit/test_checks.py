@@ -164,3 +164,25 @@ def test_a_refusal_is_returned_for_the_caller_to_raise() -> None:
     error = checks.refuse("copies", 0, "1 or more")
     assert isinstance(error, ConfigError)
     assert str(error) == "copies=0: must be 1 or more"
+
+
+# -- scopes --------------------------------------------------------------------------------------
+
+
+def test_a_scope_is_split_into_topic_and_channel() -> None:
+    assert checks.scope("scope", "events/billing#ephemeral") == ("events", "billing#ephemeral")
+
+
+@pytest.mark.parametrize("value", [None, 1, "events", "a/b/c"])
+def test_what_is_no_scope_is_refused_with_an_example(value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        checks.scope("scope", value)
+    assert str(caught.value) == f"scope={value!r}: must be 'topic/channel'; for example 'events/billing'"
+
+
+@pytest.mark.parametrize(
+    ("value", "part"), [("/billing", ""), ("events/", ""), ("e vents/x", "e vents"), ("x/y z", "y z")]
+)
+def test_both_parts_of_a_scope_are_names(value: str, part: str) -> None:
+    with pytest.raises(ConfigError, match=f"^scope={part!r}: must be 1 to 64 characters"):
+        checks.scope("scope", value)

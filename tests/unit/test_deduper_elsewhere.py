@@ -65,6 +65,27 @@ def test_a_copy_is_finished_when_its_owner_elsewhere_succeeded(consumer: Consume
     assert consumer.is_idle()
 
 
+def test_copies_of_several_messages_that_are_done_elsewhere_are_all_finished(
+    consumer: Consumer, other: Consumer
+) -> None:
+    other.deliver("0/b", "1/b")
+    consumer.deliver("0/a", "1/a", "0/c", "1/c")
+    other.succeed("0/b", "1/b")
+    consumer.wait(2)
+    assert sorted(consumer.did()) == [("FIN unrun", name) for name in ("0/a", "0/c", "1/a", "1/c")]
+    assert consumer.is_idle()
+
+
+def test_two_that_take_over_are_two_takeovers(consumer: Consumer, other: Consumer) -> None:
+    other.deliver("0/b", "1/b")
+    consumer.deliver("0/a", "1/a")
+    other.answer("0/b", Outcome.CANCELLED)
+    other.answer("1/b", Outcome.CANCELLED)
+    consumer.wait(2)
+    assert sorted(consumer.did()) == [("run", "0/a"), ("run", "1/a")]
+    assert consumer.events.takeovers == 2
+
+
 def test_a_copy_takes_over_when_its_owner_elsewhere_is_cancelled(consumer: Consumer, other: Consumer) -> None:
     other.deliver("b")
     consumer.deliver("a")

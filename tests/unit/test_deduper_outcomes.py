@@ -408,3 +408,11 @@ def test_who_was_let_go_keeps_nobody_behind_it_from_its_answer(consumer: Consume
     consumer.deduper.answer(consumer.deliveries["1/a"], Outcome.HANDLED)
     consumer.work()
     assert consumer.did() == [("FIN", "1/a")]
+
+
+def test_with_one_try_a_message_is_given_up_after_its_first_failure() -> None:
+    consumer = Consumer(max_tries=1)
+    consumer.deliver("a")
+    consumer.fail("a", delay=0.0)
+    consumer.deliver("a2")
+    assert consumer.did() == [("run", "a"), ("REQ", "a", 0.0), ("give up", "a2"), ("FIN", "a2")]
