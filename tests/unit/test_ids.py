@@ -61,10 +61,10 @@ def test_the_document_is_not_changed() -> None:
         ([1], "not list"),
         (b"[1]", "JSON object, not list"),
         (b"secret", "no JSON text: Expecting value at character 0"),
-        (b'{"a": "\xff"}', "not UTF-8"),
+        (b'{"a": "\xff"}', "no JSON text: it is not UTF-8$"),
         ({"a": math.nan}, "written as JSON"),
         ({"a": b"secret"}, "written as JSON"),
-        ({"messageId": ""}, "empty string"),
+        ({"messageId": ""}, "holds an empty string, which"),
         ({"messageId": None}, "NoneType"),
         ({"messageId": True}, "bool"),
         ({"messageId": ["secret"]}, "list"),
@@ -76,7 +76,18 @@ def test_what_cannot_have_an_id_is_refused_and_not_shown(document: Any, said: st
     assert "secret" not in str(caught.value)
 
 
+def test_it_is_written_without_spaces() -> None:
+    assert with_id({"messageId": 1, "a": [1, 2]}) == b'{"messageId":1,"a":[1,2]}'
+
+
+def test_what_cannot_be_written_is_told() -> None:
+    with pytest.raises(ConfigError, match="Object of type set is not JSON serializable"):
+        with_id({"a": set()})
+
+
 @pytest.mark.parametrize("field", ["", "a.b", None, 1])
 def test_a_field_that_a_key_could_not_name_is_refused(field: Any) -> None:
-    with pytest.raises(ConfigError, match="field="):
+    with pytest.raises(ConfigError) as caught:
         with_id({}, field=field)
+    text = f'field={field!r}: must be the name of a field, without dots; for example "messageId"'
+    assert str(caught.value) == text
