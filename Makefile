@@ -84,7 +84,7 @@ pynsq-tests: .venv/dev.stamp ## pynsq's own tests, on its reader and on ours (PY
 mutants: .venv/dev.stamp ## break the state machine in known ways: do the tests notice? (ARGS: a part of a name)
 	@$(SERVERS) && $(PY) tools/mutants.py $(ARGS)
 
-mutmut: .venv/mutation.stamp ## change floors 1 to 5 in every small way: hours (ARGS: a part of a module's name, --report)
+mutmut: .venv/mutation.stamp ## change floors 1 to 5 in every small way: an hour (ARGS: a part of a module's name, --report)
 	@$(PY) tools/mutation_score.py '$(CORE)' $(ARGS)
 
 demo: .venv/runtime.stamp ## two nsqds, consumers, kills: what is lost? (INPUT=FILE, MESSAGES=N, OBSERVE=1)
