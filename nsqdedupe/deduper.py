@@ -140,7 +140,7 @@ class Deduper:
             return
         ready = self._ready
         done: list[Delivery] = []
-        for delivery, (verdict, tries, lease_left, held) in zip(asked, answers, strict=True):
+        for delivery, (verdict, tries, lease_left, held, _) in zip(asked, answers, strict=True):
             if verdict is _NEW:
                 if delivery.state is State.WAITING:
                     self._registry.waiting.remove(delivery)

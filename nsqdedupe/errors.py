@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 class DedupeError(Exception):
@@ -32,8 +33,16 @@ class StoreError(DedupeError):
 class StoreUnavailable(StoreError):  # noqa: N818 - the name says the state, as in the design's error tree
     """A store did not answer (not reached, or too slow); asking later may help.
 
-    The claims of the call may or may not have taken effect.
+    What the call wanted and got no answer for may or may not have taken effect.
+
+    Attributes:
+        results: what was answered all the same, in the order that was asked in, None for each item that got no
+            answer; None if nothing is known of any. A store of several servers loses the answers of one.
     """
+
+    def __init__(self, message: str, *, results: Sequence[Any] | None = None) -> None:
+        super().__init__(message)
+        self.results = results
 
 
 class PublishError(DedupeError):

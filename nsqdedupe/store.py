@@ -70,6 +70,9 @@ class Answer(NamedTuple):
     """With IN_PROGRESS: nobody is handling the message; a failure's delay is being waited out. A store
     that cannot tell says False, and the copy polls instead of going back at once."""
 
+    starts: int = 0
+    """Handler runs of this message that were started by `Store.start` and never heard of again."""
+
 
 class Release(NamedTuple):
     """Giving a claim back without success."""
@@ -170,6 +173,17 @@ class Store(ABC):
 
         Returns, in order, whether the claim was still yours; a claim that is not stays untouched.
         """
+
+    def start(self, claims: Sequence[Claim]) -> Sequence[bool]:
+        """Leave a trace that a handler is about to run, one that outlives this process; the lease starts anew.
+
+        The end of the run takes it back: `confirm`, or `release` by the same claim. If neither comes, because the
+        process died, later answers for the message count it in `Answer.starts`. A store that ends with the process
+        keeps no trace: by default this is `extend`.
+
+        Returns, in order, whether the claim was still yours; a claim that is not stays untouched.
+        """
+        return self.extend(claims)
 
     @abstractmethod
     def forget(self, fingerprints: Sequence[bytes]) -> None:
