@@ -18,7 +18,8 @@ nsqdedupe/waiting.py,nsqdedupe/tables/*,nsqdedupe/stores/*,$\
 nsqdedupe/registry.py,nsqdedupe/observer.py,nsqdedupe/outcomes.py,nsqdedupe/keeper.py,nsqdedupe/deduper.py
 
 # Every recipe that needs servers starts with this line.
-SERVERS = NSQ_BIN_DIR="$$($(PY) tools/build-nsq --print-dir)" && export NSQ_BIN_DIR
+SERVERS = NSQ_BIN_DIR="$$($(PY) tools/build-nsq --print-dir)" && \
+  MEMCACHED="$$($(PY) tools/get-memcached --print-path)" && export NSQ_BIN_DIR MEMCACHED
 
 .DEFAULT_GOAL := help
 .PHONY: help install lint format types wheel test pynsq-tests servers mutants mutmut demo bench clean
@@ -52,8 +53,8 @@ install: .venv/dev.stamp ## the package and all developer tools into .venv
 	@touch $@
 
 lint: .venv/dev.stamp types ## ruff, its formatter, mypy, pyright
-	@$(PY) -m ruff check . tools/build-nsq tools/pynsq-tests
-	@$(PY) -m ruff format --check . tools/build-nsq tools/pynsq-tests
+	@$(PY) -m ruff check . tools/build-nsq tools/get-memcached tools/pynsq-tests
+	@$(PY) -m ruff format --check . tools/build-nsq tools/get-memcached tools/pynsq-tests
 
 types: .venv/dev.stamp ## mypy, and pyright on programs as users write them
 	@$(PY) -m mypy
@@ -64,11 +65,12 @@ types: .venv/dev.stamp ## mypy, and pyright on programs as users write them
 	@$(PY) -m mypy --strict tools/mut*.py
 
 format: .venv/dev.stamp ## rewrite the code as the formatter has it
-	@$(PY) -m ruff check --quiet --select I --fix . tools/build-nsq tools/pynsq-tests
-	@$(PY) -m ruff format . tools/build-nsq tools/pynsq-tests
+	@$(PY) -m ruff check --quiet --select I --fix . tools/build-nsq tools/get-memcached tools/pynsq-tests
+	@$(PY) -m ruff format . tools/build-nsq tools/get-memcached tools/pynsq-tests
 
-servers: .venv/python.stamp ## find nsqd and nsqlookupd 1.3, or build them
+servers: .venv/python.stamp ## find nsqd, nsqlookupd 1.3 and memcached, or build and install them
 	@$(PY) tools/build-nsq
+	@$(PY) tools/get-memcached
 
 wheel: .venv/dev.stamp ## build the wheel, and install it in place of the checkout (until make clean)
 	@rm -rf dist && $(PY) -m pip --disable-pip-version-check --quiet wheel --no-deps --wheel-dir dist .

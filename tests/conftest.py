@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from servers import Servers
 
+from nsqdedupe.cli.local_memcached import Memcached
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
 
 # What a run says must depend on the code alone: not on how fast the machine is, nor on luck.
@@ -40,7 +41,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture
 def servers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Servers]:
-    """For a test that needs other servers than the fixtures below: `servers.nsqd(...)`, `servers.lookupd()`."""
+    """For a test that needs other servers than the fixtures below: `servers.nsqd(...)`, `servers.memcached()`."""
     room = Servers(tmp_path / "servers")
     yield room
     room.close(failed=request.node.stash.get(FAILED, False))
@@ -63,6 +64,13 @@ def nsqd_pair(request: pytest.FixtureRequest, servers: Servers, lookupd: Nsqlook
     """Two nsqds, both registered with `lookupd`."""
     flags = _flags(request)
     return servers.nsqd(*flags, lookupds=[lookupd]), servers.nsqd(*flags, lookupds=[lookupd])
+
+
+@pytest.fixture(scope="session")
+def memcached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Memcached]:
+    """A memcached for all tests, each in its own namespace; to kill one, start `servers.memcached()`."""
+    with Memcached(directory=tmp_path_factory.mktemp("memcached")) as server:
+        yield server
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from nsqdedupe.cli.local_memcached import Memcached
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
 from nsqdedupe.cli.local_server import LocalServer
 
@@ -105,6 +106,10 @@ class Servers:
         for lookupd in lookupds:
             eventually(lookupd.nodes, until=lambda nodes: nsqd.tcp_address in nodes)
         return nsqd
+
+    def memcached(self, *flags: str, memory: int = 64) -> Memcached:
+        """Start a memcached."""
+        return self._start(Memcached(*flags, memory=memory, directory=self._next("memcached")))
 
     def close(self, *, failed: bool) -> None:
         """End them all; report their logs and keep their files if the test failed, else remove them.

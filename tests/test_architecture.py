@@ -41,7 +41,7 @@ FLOORS = (
     "relay recall run",
     "nsqdedupe",
     "cli.local_server cli.demo_events cli.demo_screen",
-    "cli.local_nsq cli.demo_score",
+    "cli.local_nsq cli.local_memcached cli.demo_score",
     "cli.demo_publish",
     "cli.demo_run",
     "cli.relay cli.size cli.doctor cli.inspect cli.forget cli.demo",

@@ -7,6 +7,8 @@ Example:
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import shutil
 import struct
@@ -14,8 +16,9 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
-from nsqdedupe.cli.local_server import HOST, LocalServer
+from nsqdedupe.cli.local_server import HOST, LocalServer, LocalServerError
 from nsqdedupe.errors import MissingDependency
 
 DURABLE = ("--mem-queue-size=0", "--sync-every=1")
@@ -54,13 +57,62 @@ def find_binary(name: str) -> Path:
     return Path(found)
 
 
-class Nsqlookupd(LocalServer):
-    """An nsqlookupd of one's own."""
-
-    program = "nsqlookupd"
+class _NsqServer(LocalServer):
+    """What nsqd and nsqlookupd have in common: beside TCP they speak HTTP."""
 
     def __init__(self, *flags: str, directory: Path | None = None) -> None:
         super().__init__(find_binary(self.program), *flags, directory=directory)
+        self.http_port = self._own_port()
+
+    @property
+    def http_address(self) -> str:
+        """``host:port`` of its HTTP interface; the same over restarts."""
+        return f"{HOST}:{self.http_port}"
+
+    def request(self, method: str, path: str, body: bytes | None = None, **query: str | None) -> Any:  # noqa: ANN401 - JSON
+        """Ask its HTTP interface; query parameters that are None are left out.
+
+        Returns:
+            The parsed JSON of the answer, or None where the answer is empty or plain text.
+
+        Raises:
+            LocalServerError: it said no.
+            OSError: it cannot be reached.
+        """
+        given = {name: value for name, value in query.items() if value is not None}
+        # Not urllib.request: that would send a request for this machine through a configured proxy.
+        connection = http.client.HTTPConnection(HOST, self.http_port, timeout=10)
+        try:
+            connection.request(method, f"{path}?{urlencode(given)}", body)
+            answer = connection.getresponse()
+            payload = answer.read()
+        except http.client.HTTPException as error:
+            raise ConnectionError(f"{self.program}: {error!r}") from error
+        finally:
+            connection.close()
+        if answer.status != http.client.OK:
+            raise self._failed(f"answered {answer.status} to {method} {path}: {payload.decode(errors='replace')}")
+        return json.loads(payload) if payload.startswith(b"{") else None
+
+    def _own_flags(self) -> list[str]:
+        return [
+            f"--tcp-address={self.tcp_address}",
+            f"--http-address={self.http_address}",
+            f"--broadcast-address={HOST}",
+        ]
+
+    def _answers(self) -> bool:
+        try:
+            self.request("GET", "/ping")
+        except (OSError, LocalServerError):
+            return False
+        return True
+
+
+class Nsqlookupd(_NsqServer):
+    """An nsqlookupd of one's own."""
+
+    program = "nsqlookupd"
 
     def nodes(self) -> list[str]:
         """The TCP addresses of the nsqds that have registered."""
@@ -71,7 +123,7 @@ class Nsqlookupd(LocalServer):
         return _addresses(self.request("GET", "/lookup", topic=topic))
 
 
-class Nsqd(LocalServer):
+class Nsqd(_NsqServer):
     """An nsqd of one's own.
 
     Args:
@@ -85,7 +137,7 @@ class Nsqd(LocalServer):
     program = "nsqd"
 
     def __init__(self, *flags: str, lookupds: Sequence[Nsqlookupd] = (), directory: Path | None = None) -> None:
-        super().__init__(find_binary(self.program), *flags, directory=directory)
+        super().__init__(*flags, directory=directory)
         self._lookupds = tuple(lookupds)
 
     def publish(self, topic: str, body: bytes, *, defer_ms: int | None = None) -> None:

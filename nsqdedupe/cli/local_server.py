@@ -1,12 +1,10 @@
-"""A server process on 127.0.0.1 with its own ports, directory and log: what `local_nsq` builds on (Linux).
+"""A server process on 127.0.0.1 with its own port, directory and log: what nsqd, nsqlookupd, memcached share (Linux).
 
-It keeps ports and data over a restart, and dies with the process that started it.
+It keeps port and data over a restart, and dies with the process that started it.
 """
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import shutil
 import signal
@@ -15,21 +13,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar, Self
-from urllib.parse import urlencode
+from typing import ClassVar, Self
 
 from nsqdedupe.errors import DedupeError
 
 HOST = "127.0.0.1"
 START_DEADLINE = 15.0
-"""Seconds a server has to answer /ping; it needs about 0.02, so this is for a machine under load."""
+"""Seconds a server has to answer; it needs about 0.02, so this is for a machine under load."""
 
 # The kernel kills a server when the thread that forked it ends: hence one thread that lives as long as
 # this process. The signal is asked for by a program that then becomes the server, not by a preexec_fn,
 # which is unsafe once a process has threads. A parent that died before the request is seen in getppid.
-_spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nsq-spawner")
+_spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="server-spawner")
 _BECOME = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -54,15 +52,15 @@ def _reserve_port() -> socket.socket:
     return holder
 
 
-class LocalServer:
-    """What nsqd and nsqlookupd have in common.
+class LocalServer(ABC):
+    """What every server here has in common.
 
     Args:
         binary: the program.
 
         flags: further command line flags, for example ``"--msg-timeout=1s"``. They win over ours.
 
-        directory: where its log (and nsqd's data) lie; made if need be, and kept. None: a temporary one,
+        directory: where its log (and its data) lie; made if need be, and kept. None: a temporary one,
             removed by `close`.
     """
 
@@ -75,19 +73,14 @@ class LocalServer:
         self.directory = Path(tempfile.mkdtemp(prefix=f"{self.program}-")) if directory is None else directory
         self.directory.mkdir(parents=True, exist_ok=True)
         self.log_path = self.directory / f"{self.program}.log"
-        self._holders = _reserve_port(), _reserve_port()
-        self.tcp_port, self.http_port = (int(holder.getsockname()[1]) for holder in self._holders)
+        self._holders: list[socket.socket] = []
+        self.tcp_port = self._own_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def tcp_address(self) -> str:
         """``host:port`` for clients; the same over restarts."""
         return f"{HOST}:{self.tcp_port}"
-
-    @property
-    def http_address(self) -> str:
-        """``host:port`` of its HTTP interface; the same over restarts."""
-        return f"{HOST}:{self.http_port}"
 
     @property
     def pid(self) -> int | None:
@@ -170,46 +163,20 @@ class LocalServer:
         # A refused flag is followed by 150 lines that explain all others: they would hide it.
         return "\n".join([line for line in log if not line.startswith(("  -", "    \t"))][-lines:])
 
-    def request(self, method: str, path: str, body: bytes | None = None, **query: str | None) -> Any:  # noqa: ANN401 - JSON
-        """Ask its HTTP interface; query parameters that are None are left out.
+    def _own_port(self) -> int:
+        """A port that is kept for it until it is closed."""
+        self._holders.append(_reserve_port())
+        return int(self._holders[-1].getsockname()[1])
 
-        Returns:
-            The parsed JSON of the answer, or None where the answer is empty or plain text.
-
-        Raises:
-            LocalServerError: it said no.
-            OSError: it cannot be reached.
-        """
-        given = {name: value for name, value in query.items() if value is not None}
-        # Not urllib.request: that would send a request for this machine through a configured proxy.
-        connection = http.client.HTTPConnection(HOST, self.http_port, timeout=10)
-        try:
-            connection.request(method, f"{path}?{urlencode(given)}", body)
-            answer = connection.getresponse()
-            payload = answer.read()
-        except http.client.HTTPException as error:
-            raise ConnectionError(f"{self.program}: {error!r}") from error
-        finally:
-            connection.close()
-        if answer.status != http.client.OK:
-            raise self._failed(f"answered {answer.status} to {method} {path}: {payload.decode(errors='replace')}")
-        return json.loads(payload) if payload.startswith(b"{") else None
-
+    @abstractmethod
     def _own_flags(self) -> list[str]:
-        return [
-            f"--tcp-address={self.tcp_address}",
-            f"--http-address={self.http_address}",
-            f"--broadcast-address={HOST}",
-        ]
+        """The flags that make it listen on its own ports only."""
 
+    @abstractmethod
     def _answers(self) -> bool:
-        try:
-            self.request("GET", "/ping")
-        except (OSError, LocalServerError):
-            return False
-        return True
+        """Whether it serves."""
 
     def _failed(self, what: str) -> LocalServerError:
         return LocalServerError(
-            f"{self.program} on {self.http_address} {what}\nlast lines of its log:\n{self.log_tail()}"
+            f"{self.program} on {self.tcp_address} {what}\nlast lines of its log:\n{self.log_tail()}"
         )
