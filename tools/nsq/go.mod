@@ -3,7 +3,10 @@ module nsqdedupe/tools/nsq
 
 go 1.21
 
-require github.com/nsqio/nsq v1.3.0
+require (
+	github.com/nsqio/go-nsq v1.1.0
+	github.com/nsqio/nsq v1.3.0
+)
 
 require (
 	github.com/BurntSushi/toml v1.3.2 // indirect
@@ -16,7 +19,6 @@ require (
 	github.com/julienschmidt/httprouter v1.3.0 // indirect
 	github.com/mreiferson/go-options v1.0.0 // indirect
 	github.com/nsqio/go-diskqueue v1.1.0 // indirect
-	github.com/nsqio/go-nsq v1.1.0 // indirect
 	golang.org/x/sys v0.10.0 // indirect
 )
 
