@@ -30,7 +30,9 @@ def exc_info(error: BaseException, body: object) -> tuple[type[BaseException], B
 
 
 def _holds(error: BaseException, body: object) -> bool:
-    written = {body.decode(errors="replace"), repr(body)[2:-1]} if isinstance(body, bytes) else {str(body)}
+    plain = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
+    # As it is, and as Python writes it: the text of a KeyError is the key in the latter form.
+    written = {plain, repr(plain)[1:-1]} | ({repr(body)[2:-1]} if isinstance(body, bytes) else set())
     return any(form in text for text in _texts(error) for form in written if form)
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qs, urlencode, urlsplit
 
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 
@@ -67,10 +67,13 @@ async def get_json(
     return document
 
 
-def lookupd_url(address: str, path: str) -> str:
-    """The URL of a path on an nsqlookupd that is given as ``host:port`` or as a URL."""
-    base = address if "://" in address else f"http://{address}"
-    return f"{base.rstrip('/')}{path}"
+_LOOKUP, _NODES = "/lookup", "/nodes"
+
+
+def _split(address: str) -> SplitResult:
+    """An nsqlookupd's address, ``host:port`` or a URL, in parts. Its path has no slash at its end."""
+    parts = urlsplit(address if "://" in address else f"http://{address}")
+    return parts._replace(path=parts.path.rstrip("/"), fragment="")
 
 
 def lookup_url(address: str, topic: str) -> str:
@@ -79,9 +82,19 @@ def lookup_url(address: str, topic: str) -> str:
     Raises:
         ValueError: the address is none.
     """
-    parts = urlsplit(lookupd_url(address, ""))
+    parts = _split(address)
     query = urlencode({**parse_qs(parts.query), "topic": topic}, doseq=True)
-    return urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/") or "/lookup", query, ""))
+    return parts._replace(path=parts.path or _LOOKUP, query=query).geturl()
+
+
+def nodes_url(address: str) -> str:
+    """Where an nsqlookupd says which nsqds there are: beside the path of `lookup_url`, with the same query.
+
+    Raises:
+        ValueError: the address is none.
+    """
+    parts = _split(address)
+    return parts._replace(path=parts.path.removesuffix(_LOOKUP) + _NODES).geturl()
 
 
 def _endpoint(record: Any) -> Endpoint:  # noqa: ANN401 - JSON
@@ -91,7 +104,9 @@ def _endpoint(record: Any) -> Endpoint:  # noqa: ANN401 - JSON
         Exception: it names none.
     """
     host, port = record["broadcast_address"], record["tcp_port"]
-    if not (isinstance(host, str) and _HOST.fullmatch(host) and type(port) is int and 0 < port < 1 << 16):
+    # Printable: JSON can say half a character, which cannot be sent to anybody.
+    named = isinstance(host, str) and _HOST.fullmatch(host) and host.isprintable()
+    if not (named and type(port) is int and 0 < port < 1 << 16):
         raise ValueError
     return host, port
 
@@ -261,7 +276,7 @@ class NodesPoll:
         hurry = _HURRY
         while True:
             answers: dict[str, dict[Endpoint, frozenset[str]]] = {}
-            await self._lookupds.ask(lambda address: lookupd_url(address, "/nodes"), read_nodes, answers.__setitem__)
+            await self._lookupds.ask(nodes_url, read_nodes, answers.__setitem__)
             union: dict[Endpoint, frozenset[str]] = {}
             for answer in answers.values():
                 for endpoint, hidden in answer.items():

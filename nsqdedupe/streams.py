@@ -9,11 +9,12 @@ from tornado.iostream import IOStream
 
 
 def mend(stream: IOStream) -> None:
-    """Make a stream read on in two cases in which it would close. Idempotent.
+    """Make a stream read on in two cases in which it would close, and close in one where it would be deaf. Idempotent.
 
     When part of a compressed frame has come, pynsq reports that no bytes are there, in a form in which
     tornado takes it for a failure. And when a write fails because nsqd has closed the connection, why it did
-    is still to be read: the read that finds the end will close the stream.
+    is still to be read: the read that finds the end will close the stream. But what a decompressor cannot read
+    is an error of its own kind, which nobody expects of a read.
     """
     if "read_from_fd" in vars(stream):
         return
@@ -26,6 +27,8 @@ def mend(stream: IOStream) -> None:
             except OSError as error:
                 if error.args != (errno.EWOULDBLOCK,):
                     raise
+            except Exception as error:
+                raise OSError(f"cannot be decompressed: {error}") from error
             # What has come was taken, so this ends. TLS may hold more that the system knows nothing of.
 
     def patient_write(data: memoryview) -> int:

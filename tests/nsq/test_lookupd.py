@@ -208,7 +208,7 @@ BAD_RECORDS: dict[str, Any] = {
     **{f"port {port!r}": {"tcp_port": port} for port in (0, -1, 65536, 1e9, 4150.5, "4150", None, True, [4150], ...)},
     **{
         f"host {host!r:.20}": {"broadcast_address": host}
-        for host in ("", None, 7, ["127.0.0.1"], "a b", "a\n", "x" * 300, "a/b", ...)
+        for host in ("", None, 7, ["127.0.0.1"], "a b", "a\n", "a\0", "\ud800", "x" * 300, "a/b", ...)
     },
 }
 

@@ -16,7 +16,7 @@ from writers import addresses, failure, pipelines, ready, works_again, writing
 
 from nsqdedupe import ReplicatedWriter
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
-from nsqdedupe.lookupd import read_nodes
+from nsqdedupe.lookupd import nodes_url, read_nodes
 
 Pair = tuple[Nsqd, Nsqd]
 
@@ -86,6 +86,7 @@ def test_lookupds_that_are_dead_or_talk_nonsense_are_borne(
             odd = [await stack.enter_async_context(answering(body)) for body in nonsense]
             good = {"broadcast_address": "127.0.0.1", "tcp_port": nsqd_pair[0].tcp_port}
             records = [None, 7, {}, {"broadcast_address": "", "tcp_port": 1}, good, {**good, "tcp_port": "x"}]
+            records.append({"broadcast_address": "\ud800", "tcp_port": 1})  # half a character
             mixed = await stack.enter_async_context(answering(json.dumps({"producers": records}).encode()))
             async with finding("127.0.0.1:1", *odd, mixed, given=nsqd_pair[1:]) as writer:
                 assert set(await writer.publish(topic, b"body")) == set(addresses(nsqd_pair))
@@ -96,7 +97,7 @@ def test_lookupds_that_are_dead_or_talk_nonsense_are_borne(
             warned = [record.args for record in caplog.records if record.levelno == logging.WARNING]
             assert sorted(args[0] for args in warned) == sorted(["127.0.0.1:1", *odd, mixed])  # type: ignore[index]
             assert "Connection refused" in str(warned)
-            assert "5 of its records name no nsqd" in str(warned)
+            assert "6 of its records name no nsqd" in str(warned)
 
     on_loop(main())
 
@@ -202,6 +203,20 @@ def test_one_nsqd_under_two_names_is_one(nsqd: Nsqd, topic: str, caplog: pytest.
 def test_nothing_is_asked_before_the_first_publish(lookupd: Nsqlookupd) -> None:
     writer = ReplicatedWriter(lookupd_http_addresses=lookupd.http_address, copies=3)  # outside of any loop
     writer.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        ("10.0.0.1:4161", "http://10.0.0.1:4161/nodes"),
+        ("https://lookup/", "https://lookup/nodes"),
+        ("http://10.0.0.1:4161/lookup", "http://10.0.0.1:4161/nodes"),
+        ("http://proxy/nsq/lookup/?token=a%26b", "http://proxy/nsq/nodes?token=a%26b"),
+    ],
+)
+def test_an_address_that_does_for_a_reader_does_for_a_writer(address: str, url: str) -> None:
+    """A reader's may name a path and a query."""
+    assert nodes_url(address) == url
 
 
 def test_what_a_record_says() -> None:

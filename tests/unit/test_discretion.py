@@ -94,6 +94,16 @@ def test_a_body_that_a_hook_replaced_is_withheld_too() -> None:
     assert "Ada" not in text_of(fail, body)
 
 
+@pytest.mark.parametrize("body", [b"J\xc3\xbcrgen\n", "J\N{LATIN SMALL LETTER U WITH DIAERESIS}rgen\n"])
+def test_a_body_that_was_no_key_is_withheld(body: bytes | str) -> None:
+    """The text of a KeyError is the key as Python would write it, line ends and all."""
+
+    def fail() -> None:
+        raise KeyError(body.decode() if isinstance(body, bytes) else body)
+
+    assert "rgen" not in text_of(fail, body)
+
+
 @pytest.mark.parametrize("body", [b"", b"something else", {}])
 def test_other_texts_are_told(body: object) -> None:
     assert "cannot parse" in text_of(plain, body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import ssl
+import zlib
 from typing import Any
 
 import pytest
@@ -19,19 +20,19 @@ EOF = ssl.SSLEOFError(ssl.SSL_ERROR_EOF, "EOF occurred in violation of protocol"
 class Stream:
     """What is mended of an IOStream; reads and writes end as they are told, one after the other."""
 
-    def __init__(self, *ends: int | OSError | None) -> None:
+    def __init__(self, *ends: int | Exception | None) -> None:
         self.ends = list(ends)
 
     def read_from_fd(self, buf: bytearray) -> int | None:
         end = self.ends.pop(0)
-        if isinstance(end, OSError):
+        if isinstance(end, Exception):
             raise end
         return end
 
     write_to_fd = read_from_fd
 
 
-def mended(*ends: int | OSError | None) -> Any:
+def mended(*ends: int | Exception | None) -> Any:
     stream: Any = Stream(*ends)
     mend(stream)
     return stream
@@ -49,6 +50,13 @@ def test_other_errors_of_a_read_are_left_to_tornado(error: OSError) -> None:
     with pytest.raises(type(error)) as raised:
         mended(error).read_from_fd(bytearray(9))
     assert raised.value is error
+
+
+@pytest.mark.parametrize("error", [zlib.error("Error -3"), ValueError("no snappy")])
+def test_what_cannot_be_decompressed_breaks_the_connection_like_any_error_of_it(error: Exception) -> None:
+    with pytest.raises(OSError, match=r"cannot be decompressed: .*(Error -3|no snappy)") as raised:
+        mended(error).read_from_fd(bytearray(9))
+    assert raised.value.__cause__ is error
 
 
 @pytest.mark.parametrize("error", [RESET, PIPE, EOF])
