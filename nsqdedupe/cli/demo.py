@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import shutil
 import sys
-import tempfile
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import nsqdedupe
@@ -17,6 +14,7 @@ from nsqdedupe.cli.demo_run import Run, nsqd_views
 from nsqdedupe.cli.demo_score import SLIPS_BY_KILL, Result, broken_promises
 from nsqdedupe.cli.demo_screen import WIDTH, Row, open_screen
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd, find_binary
+from nsqdedupe.cli.workplace import workplace
 from nsqdedupe.sizing import FINGERPRINT_BYTES
 
 _NO_SLIPS = f"The kill explains {SLIPS_BY_KILL} slips: the consumer lived, and knows what it has handled."
@@ -49,7 +47,7 @@ def run_demo(messages: int | None = None, source: Path | None = None, *, observe
     events = file_events(source, messages) if source else library_events(messages or MESSAGES)
     for server in (Nsqd, Nsqlookupd):
         find_binary(server.program)
-    with _workplace() as directory, contextlib.closing(open_screen()) as screen:
+    with workplace() as directory, contextlib.closing(open_screen()) as screen:
         run = Run(events, screen, directory, observe=observe)
         for line in _introduction(len(events), source, observe=observe):
             screen.say(line)
@@ -64,33 +62,6 @@ def run_demo(messages: int | None = None, source: Path | None = None, *, observe
         if not broken:
             shutil.rmtree(directory)
     return not broken
-
-
-@contextlib.contextmanager
-def _workplace() -> Iterator[Path]:
-    """A directory for data and logs, where all logging goes meanwhile.
-
-    It is removed when somebody interrupts, and stays when something goes wrong; else the caller removes it.
-    """
-    directory = Path(tempfile.mkdtemp(prefix="nsqdedupe-demo-"))
-    root = logging.getLogger()
-    before = root.handlers[:], root.level
-    handler = logging.FileHandler(directory / "demo.log")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root.handlers[:] = [handler]
-    root.setLevel(logging.INFO)
-    try:
-        yield directory
-    except BaseException as error:
-        # Whoever closes the other end of a pipe interrupts too.
-        if isinstance(error, Exception) and not isinstance(error, BrokenPipeError):
-            error.add_note(f"What the servers and the reader logged: {directory}")
-            raise
-        shutil.rmtree(directory, ignore_errors=True)
-        raise
-    finally:
-        root.handlers[:], root.level = before
-        handler.close()
 
 
 def _introduction(count: int, source: Path | None, *, observe: bool) -> list[str]:

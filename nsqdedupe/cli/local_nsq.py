@@ -91,7 +91,7 @@ class _NsqServer(LocalServer):
         finally:
             connection.close()
         if answer.status != http.client.OK:
-            raise self._failed(f"answered {answer.status} to {method} {path}: {payload.decode(errors='replace')}")
+            raise self.failed(f"answered {answer.status} to {method} {path}: {payload.decode(errors='replace')}")
         return json.loads(payload) if payload.startswith(b"{") else None
 
     def _own_flags(self) -> list[str]:

@@ -1,6 +1,6 @@
-"""A server process on 127.0.0.1 with its own port, directory and log: what nsqd, nsqlookupd, memcached share (Linux).
+"""A program as a process of one's own, and a server on 127.0.0.1: what nsqd, nsqlookupd, memcached share (Linux).
 
-It keeps port and data over a restart, and dies with the process that started it.
+It has a directory and a log, keeps port and data over a restart, and dies with the process that started it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
 from nsqdedupe.errors import DedupeError
 
@@ -52,8 +52,8 @@ def _reserve_port() -> socket.socket:
     return holder
 
 
-class LocalServer(ABC):
-    """What every server here has in common.
+class LocalProcess(ABC):
+    """A program that is started, watched and ended.
 
     Args:
         binary: the program.
@@ -64,7 +64,8 @@ class LocalServer(ABC):
             removed by `close`.
     """
 
-    program: ClassVar[str]
+    program: str
+    """What it is called: in errors, and as its log."""
 
     def __init__(self, binary: Path, *flags: str, directory: Path | None = None) -> None:
         self._binary = binary
@@ -73,14 +74,7 @@ class LocalServer(ABC):
         self.directory = Path(tempfile.mkdtemp(prefix=f"{self.program}-")) if directory is None else directory
         self.directory.mkdir(parents=True, exist_ok=True)
         self.log_path = self.directory / f"{self.program}.log"
-        self._holders: list[socket.socket] = []
-        self.tcp_port = self._own_port()
         self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def tcp_address(self) -> str:
-        """``host:port`` for clients; the same over restarts."""
-        return f"{HOST}:{self.tcp_port}"
 
     @property
     def pid(self) -> int | None:
@@ -91,6 +85,11 @@ class LocalServer(ABC):
     def alive(self) -> bool:
         """Whether its process runs."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def status(self) -> int | None:
+        """How it ended (minus the signal's number, if one ended it); None while it runs or was not started."""
+        return None if self._process is None else self._process.poll()
 
     def start(self) -> Self:
         """Start it and wait until it answers; does nothing while it runs.
@@ -109,10 +108,10 @@ class LocalServer(ABC):
         deadline = time.monotonic() + START_DEADLINE
         while not self._answers():
             if not self.alive:
-                raise self._failed(f"ended with {self._process.returncode} instead of starting")
+                raise self.failed(f"ended with {self._process.returncode} instead of starting")
             if time.monotonic() > deadline:
                 self.kill()
-                raise self._failed(f"did not answer within {START_DEADLINE:g} s")
+                raise self.failed(f"did not answer within {START_DEADLINE:g} s")
             time.sleep(0.005)
         return self
 
@@ -137,10 +136,8 @@ class LocalServer(ABC):
         return self.start()
 
     def close(self) -> None:
-        """Stop it for good, free its ports and remove its directory if it is a temporary one."""
+        """Stop it for good, and remove its directory if it is a temporary one."""
         self.stop()
-        for holder in self._holders:
-            holder.close()
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -163,20 +160,49 @@ class LocalServer(ABC):
         # A refused flag is followed by 150 lines that explain all others: they would hide it.
         return "\n".join([line for line in log if not line.startswith(("  -", "    \t"))][-lines:])
 
+    def __str__(self) -> str:
+        return self.program
+
+    def failed(self, what: str) -> LocalServerError:
+        """An error that says what it did, and shows the last lines of its log."""
+        return LocalServerError(f"{self} {what}\nlast lines of its log:\n{self.log_tail()}")
+
+    @abstractmethod
+    def _own_flags(self) -> list[str]:
+        """The flags that it always gets, before those of its caller."""
+
+    @abstractmethod
+    def _answers(self) -> bool:
+        """Whether it is ready."""
+
+
+class LocalServer(LocalProcess):
+    """A process that listens on a TCP port of its own.
+
+    Args:
+        binary: as for `LocalProcess`, and so are the others.
+    """
+
+    def __init__(self, binary: Path, *flags: str, directory: Path | None = None) -> None:
+        super().__init__(binary, *flags, directory=directory)
+        self._holders: list[socket.socket] = []
+        self.tcp_port = self._own_port()
+
+    @property
+    def tcp_address(self) -> str:
+        """``host:port`` for clients; the same over restarts."""
+        return f"{HOST}:{self.tcp_port}"
+
+    def close(self) -> None:
+        """As for `LocalProcess`; and free its ports."""
+        super().close()
+        for holder in self._holders:
+            holder.close()
+
+    def __str__(self) -> str:
+        return f"{self.program} on {self.tcp_address}"
+
     def _own_port(self) -> int:
         """A port that is kept for it until it is closed."""
         self._holders.append(_reserve_port())
         return int(self._holders[-1].getsockname()[1])
-
-    @abstractmethod
-    def _own_flags(self) -> list[str]:
-        """The flags that make it listen on its own ports only."""
-
-    @abstractmethod
-    def _answers(self) -> bool:
-        """Whether it serves."""
-
-    def _failed(self, what: str) -> LocalServerError:
-        return LocalServerError(
-            f"{self.program} on {self.tcp_address} {what}\nlast lines of its log:\n{self.log_tail()}"
-        )
