@@ -52,6 +52,11 @@ install: .venv/dev.stamp ## the package and all developer tools into .venv
 	@$(PIP) --group mutation
 	@touch $@
 
+.venv/bench.stamp: .venv/dev.stamp
+	@echo "install: what the benchmarks compare with and draw with"
+	@$(PIP) --group bench
+	@touch $@
+
 lint: .venv/dev.stamp types ## ruff, its formatter, mypy, pyright
 	@$(PY) -m ruff check . tools/build-nsq tools/get-memcached tools/pynsq-tests
 	@$(PY) -m ruff format --check . tools/build-nsq tools/get-memcached tools/pynsq-tests
@@ -93,7 +98,7 @@ demo: .venv/runtime.stamp ## two nsqds, consumers, kills: what is lost? (INPUT=F
 	@$(SERVERS) && $(PY) -m nsqdedupe demo $(if $(INPUT),--input '$(INPUT)') $(if $(MESSAGES),--messages '$(MESSAGES)') \
 	  $(if $(filter-out 0,$(OBSERVE)),--observe) $(ARGS)
 
-bench: .venv/dev.stamp ## run the benchmarks (BENCH: names of some, ARGS: their options)
+bench: .venv/bench.stamp ## run the benchmarks (BENCH: names of some, ARGS: their options)
 	@$(SERVERS) && for name in $(BENCH); do $(PY) benchmarks/$$name.py $(ARGS) || exit 1; done
 
 clean: ## remove all that was installed, built or cached

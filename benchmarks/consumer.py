@@ -1,46 +1,55 @@
-"""One consumer process of the benchmark: reads a prepared backlog, measures itself, prints JSON.
-
-Samples of (time, CPU, copies) are taken every few milliseconds; what is reported lies between 5 % and
-95 % of the copies. The ends say more about nsqd's buffer timer than about the consumer.
-"""
+"""One consumer process of the benchmarks: pynsq or nsqdedupe. See `job` for what goes in and comes out."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import importlib
 import json
+import sys
+import tempfile
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import nsq
+from filling import fill
+from handlers import Handler, Handling
+from job import Job, Sampler, given_job
 
 import nsqdedupe
+from nsqdedupe.fingerprint import key_hasher
 
-SAMPLE_EVERY = 0.005
-TIMEOUT = 300.0
+RECALL = 0.999
+
+Copies = Callable[[], int]
+"""How many copies were handled or finished so far."""
 
 
-def make_reader(kind: str, options: dict[str, Any], messages: int) -> tuple[Any, Any, Any]:
-    """The contestant, a function that counts copies, and one that counts handler runs."""
-    runs = 0
-
-    def handle(_: object) -> bool:
-        nonlocal runs
-        runs += 1
-        return True
-
-    if kind == "pynsq":
-        return nsq.Reader(message_handler=handle, **options), lambda: runs, lambda: runs
-    store: Any = False
-    if kind == "dedupe":
-        store = nsqdedupe.MemoryStore(window=messages, recall=0.999)
-        scope = f"{options['topic']}/{options['channel']}"
-        handler = nsqdedupe.dedupe(store, key=nsqdedupe.BODY, scope=scope)(handle)
-        return nsq.Reader(message_handler=handler, max_tries=0, **options), lambda: answered(handler), lambda: runs
-    if kind == "memory":
-        store = nsqdedupe.MemoryStore(window=messages, recall=0.999)
-    reader = nsqdedupe.DedupeReader(message_handler=handle, key=nsqdedupe.BODY, store=store, **options)
-    return reader, lambda: answered(reader), lambda: runs
+def start(job: Job, handling: Handling, folder: Path) -> Copies:
+    """Start the contestant."""
+    options: dict[str, Any] = {
+        "topic": job.topic,
+        "channel": job.channel,
+        "nsqd_tcp_addresses": job.nsqds,
+        "max_in_flight": job.max_in_flight,
+        "output_buffer_timeout": 25,
+        **job.connection,
+    }
+    if job.kind == "pynsq":
+        nsq.Reader(message_handler=handling.handle, **options)
+        return handling.runs
+    if job.kind == "naive":
+        handler, copies = naively(job, handling.handle)
+        nsq.Reader(message_handler=handler, **options)
+        return copies
+    store = store_of(job, folder)
+    if job.kind == "dedupe":
+        decorated = nsqdedupe.dedupe(store, key=nsqdedupe.BODY, scope=f"{job.topic}/{job.channel}")(handling.handle)
+        nsq.Reader(message_handler=decorated, max_tries=0, **options)
+        return lambda: answered(decorated)
+    reader = nsqdedupe.DedupeReader(message_handler=handling.handle, key=nsqdedupe.BODY, store=store, **options)
+    return lambda: answered(reader)
 
 
 def answered(counting: nsqdedupe.DedupeReader | nsqdedupe.DedupedHandler) -> int:
@@ -48,42 +57,71 @@ def answered(counting: nsqdedupe.DedupeReader | nsqdedupe.DedupedHandler) -> int
     return int(stats.received - stats.in_flight)
 
 
-async def measure(args: argparse.Namespace) -> dict[str, float]:
-    options = {
-        "topic": args.topic,
-        "channel": args.channel,
-        "nsqd_tcp_addresses": args.nsqd,
-        "max_in_flight": args.max_in_flight,
-        "output_buffer_timeout": 25,
-    }
-    total = args.messages * len(args.nsqd)
-    _, copies, runs = make_reader(args.kind, options, args.messages)
-    samples = []
-    deadline = time.monotonic() + TIMEOUT
-    while (done := copies()) < total:
-        samples.append((time.perf_counter(), time.process_time(), done))
-        if time.monotonic() > deadline:
-            raise SystemExit(f"{args.kind}: {done} of {total} copies after {TIMEOUT:g} s")
-        await asyncio.sleep(SAMPLE_EVERY)
-    start = next(sample for sample in samples if sample[2] >= total * 0.05)
-    end = [sample for sample in samples if sample[2] <= total * 0.95][-1]
-    expected = args.messages if args.kind in ("memory", "dedupe") else total
-    if runs() != expected:
-        raise SystemExit(f"{args.kind}: handler ran {runs()} times, not {expected}")
-    span = end[2] - start[2]
-    return {"us_per_copy": (end[1] - start[1]) / span * 1e6, "copies_per_s": span / (end[0] - start[0])}
+def store_of(job: Job, folder: Path) -> Any:  # noqa: ANN401 - a store, or False for none
+    """Where the contestant remembers messages."""
+    if job.kind == "batching":
+        return False
+    window = job.window or job.messages
+    store = nsqdedupe.MemoryStore(window=window, recall=RECALL, path=folder / "table" if job.kind == "file" else None)
+    if job.full:
+        fill(store.table)
+    return store
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=("pynsq", "dedupe", "batching", "memory"))
-    parser.add_argument("--topic", required=True)
-    parser.add_argument("--channel", required=True)
-    parser.add_argument("--messages", type=int, required=True)
-    parser.add_argument("--max-in-flight", type=int, required=True)
-    parser.add_argument("--nsqd", action="append", required=True)
-    print(json.dumps(asyncio.run(measure(parser.parse_args()))))
+def naively(job: Job, handler: Handler) -> tuple[Handler, Copies]:
+    """What people write first: ask memcached before each message, and tell it afterwards."""
+    host, _, port = job.memcached.rpartition(":")
+    client = importlib.import_module("pymemcache").Client((host, int(port)), no_delay=True, timeout=10)
+    fingerprint = key_hasher(job.topic, job.channel, "BODY")
+    copies = 0
+
+    def handle(message: Any) -> Any:  # noqa: ANN401 - pynsq's
+        nonlocal copies
+        copies += 1
+        key = fingerprint(message.body).hex()
+        if client.get(key) is not None:
+            return True
+        outcome = handler(message)
+        client.set(key, b"1", expire=3600)
+        return outcome
+
+    return handle, lambda: copies
+
+
+class Turns:
+    """Measures the turns of the event loop while copies are handled, by a callback in each."""
+
+    def __init__(self, copies: Copies) -> None:
+        self._copies = copies
+        self._last = self._last_cpu = 0.0
+        self._all: list[tuple[float, float]] = []
+        self._look()
+
+    def _look(self) -> None:
+        now, cpu = time.perf_counter(), time.thread_time()
+        if self._all or self._copies():
+            self._all.append((now - self._last, cpu - self._last_cpu))
+        self._last, self._last_cpu = now, cpu
+        asyncio.get_running_loop().call_soon(self._look)
+
+    def figures(self) -> dict[str, float]:
+        """The longest turn, and the most CPU that one took: a busy machine makes turns long that do little."""
+        longest, most = (max(values) * 1e3 for values in zip(*self._all, strict=True))
+        return {"longest_ms": longest, "most_cpu_ms": most, "turns": len(self._all)}
+
+
+async def measure(job: Job) -> None:
+    """Start the contestant, watch it, print the figures, and wait to be let go."""
+    handling = Handling(job)
+    with tempfile.TemporaryDirectory() as folder:
+        copies = start(job, handling, Path(folder))
+        sampler = Sampler(job)
+        turns = Turns(copies) if job.turns else None
+        await sampler.watch(copies)
+        figures = sampler.figures() | handling.figures() | (turns.figures() if turns else {})
+        print(json.dumps(figures), flush=True)
+        await asyncio.to_thread(sys.stdin.read)
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(measure(given_job()))

@@ -1,121 +1,156 @@
-"""CPU per copy and copies per second of DedupeReader, beside stock pynsq without de-duplication.
+"""CPU per copy and copies per second of DedupeReader, beside stock pynsq and other clients.
 
-Two real nsqds, every message on both, one consumer process at a time, rounds interleaved. The figures of
-one machine mean little: read the ratios.
+Two real nsqds, every message on both, one consumer process at a time with a handler that only counts. Each round is
+one turn of every contestant, in an order of chance, on the same messages; slow ones get a fifth of them. Before the
+first round each contestant proves, on other messages, that it handles just what was published. The figures of one
+machine mean little: read the ratios, which are made of turns of the same round.
 
-    make bench                          # 5 rounds of 100,000 messages x 2
-    make bench ARGS="--rounds 3 --size 2000"
+    make bench                                         # 5 rounds of 200,000 messages x 2 in each case: half an hour
+    make bench ARGS="--rounds 3 --cases 200 --only pynsq memory"
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import random
-import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from figures import spread, tell
+from contest import CONTESTANTS, Contestant, Figures, contest, go_version, hindrance, servers, versions
+from figures import Conditions, markdown, options, settle, spread, tell
+from job import Job
+from plots import bars
 
-from nsqdedupe.cli.local_nsq import Nsqd
+OURS, GO, STOCK = "memory", "go_1", "pynsq"
+CHECKED = 2_000
 
-HERE = Path(__file__).parent
-KINDS = {
-    "pynsq": "stock pynsq, every copy handled",
-    "dedupe": "stock pynsq, @dedupe with MemoryStore",
-    "batching": "DedupeReader, store=False",
-    "memory": "DedupeReader, MemoryStore",
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What the contestants of one report have to do."""
+
+    kinds: Sequence[str]
+    size: int = 200
+    max_in_flight: int = 2500
+    coroutine: bool = False
+    share: float = 1.0
+    """Of the messages."""
+
+    @property
+    def words(self) -> str:
+        """For its report."""
+        handler = "coroutine handler awaits nothing" if self.coroutine else "handler counts only"
+        return f"{self.size} B x 2 nsqds, max_in_flight {self.max_in_flight:,}, {handler}"
+
+
+FEW = (STOCK, "dedupe", "batching", OURS)
+CASES = {
+    "200": Case(kinds=list(CONTESTANTS)),
+    "2000": Case(kinds=list(CONTESTANTS), size=2000, share=0.5),
+    "in-flight-100": Case(kinds=FEW, max_in_flight=100, share=0.5),
+    "in-flight-10": Case(kinds=FEW, max_in_flight=10, share=0.2),
+    "coroutine": Case(kinds=FEW, coroutine=True),
 }
-BATCH = 1000
+
+Rounds = dict[str, list[Figures]]
 
 
-def publish(nsqds: list[Nsqd], topic: str, messages: int, size: int, seed: int) -> None:
-    """Every message to every nsqd: random bodies, so that fingerprints are spread as in life."""
-    source = random.Random(seed)  # the same bodies for every contestant of a round
-    for start in range(0, messages, BATCH):
-        bodies = [source.randbytes(size // 2).hex().encode() for _ in range(min(BATCH, messages - start))]
-        for nsqd in nsqds:
-            nsqd.mpublish(topic, bodies)
+class Suite:
+    """All cases on one pair of nsqds."""
+
+    def __init__(self, args: argparse.Namespace, cases: dict[str, Case], left_out: dict[str, str]) -> None:
+        self._args = args
+        self._cases = cases
+        self._left_out = left_out
+        self._results: dict[str, Rounds] = {name: {kind: [] for kind in case.kinds} for name, case in cases.items()}
+
+    def run(self) -> None:
+        """Have all contestants prove themselves, run all rounds, write the reports."""
+        conditions = Conditions()
+        kinds = list({kind: None for case in self._cases.values() for kind in case.kinds})
+        with servers(2, memcached=any(of(kind).memcached for kind in kinds)) as (nsqds, memcached):
+            address = memcached.tcp_address if memcached else ""
+            for kind in kinds:
+                job = Job(messages=CHECKED, memcached=address, check=True)
+                contest(kind, job, nsqds, 200, -1)
+            for number in range(self._args.rounds):
+                for name, case in self._cases.items():
+                    for kind in random.sample(case.kinds, len(case.kinds)):
+                        job = Job(
+                            messages=self._messages(case, of(kind)),
+                            max_in_flight=case.max_in_flight,
+                            coroutine=case.coroutine,
+                            memcached=address,
+                        )
+                        figures = contest(kind, job, nsqds, case.size, number)
+                        self._results[name][kind].append(figures)
+                        print(f"round {number + 1}, {name}, {kind}: {figures}", file=sys.stderr)
+            others = [go_version()] if any(of(kind).program == "go" for kind in kinds) else []
+            packages = sorted({package for kind in kinds for package in of(kind).packages})
+            header = conditions.lines(*versions(nsqds, memcached), *others, packages=["pynsq", "tornado", *packages])
+        for name in self._cases:
+            tell(f"reader-{name}", self._report(name, header), self._args.results)
+        self._plot()
+
+    def _messages(self, case: Case, contestant: Contestant) -> int:
+        return int(self._args.messages * case.share * (0.2 if contestant.slow else 1))
+
+    def _report(self, name: str, header: list[str]) -> str:
+        """A table: ratios to stock pynsq of the same round first, then the medians they come from."""
+        case, results = self._cases[name], self._results[name]
+        all_of_them = f"{self._args.messages * case.share:,.0f} messages (slow ones: a fifth)"
+        lines = [f"{self._args.rounds} rounds, {all_of_them} of {case.words}; medians, (lowest to highest).", *header]
+        lines += [f"Left out: {of(kind).name} ({why})." for kind, why in self._left_out.items()]
+        columns = ["consumer", "CPU, x less than pynsq", "rate, x pynsq", "us of CPU per copy", "copies/s"]
+        rows = [self._row(results, kind) for kind in results]
+        lines += ["", markdown([*columns, "nsqds, us per copy", "peak MB"], rows)]
+        if OURS in results and GO in results:
+            ratios = [spread(pair, "{:.1f}") for pair in beside(results, OURS, GO)]
+            lines += ["", f"{of(OURS).name}, beside {of(GO).name}: {ratios[0]} x less CPU, {ratios[1]} x its rate."]
+        return "\n".join(lines)
+
+    def _row(self, results: Rounds, kind: str) -> list[str]:
+        ratios = [spread(pair, "{:.1f}") for pair in beside(results, kind, STOCK)] if STOCK in results else ["", ""]
+        forms = {"us_per_copy": "{:.2f}", "copies_per_s": "{:,.0f}", "nsqd_us_per_copy": "{:.1f}", "peak_mb": "{:.0f}"}
+        figures = [spread([one[key] for one in results[kind]], form) for key, form in forms.items()]
+        return [of(kind).name, *ratios, *figures]
+
+    def _plot(self) -> None:
+        panels = {}
+        for name, results in self._results.items():
+            panels[f"{self._cases[name].words}"] = {
+                of(kind).name: [one["us_per_copy"] for one in rounds] for kind, rounds in results.items()
+            }
+        bars("reader", "us of CPU per copy", panels, self._args.results)
 
 
-def run(kind: str, nsqds: list[Nsqd], topic: str, args: argparse.Namespace) -> dict[str, float]:
-    """One consumer process; its measurements, and the CPU that the nsqds needed meanwhile."""
-    command = [sys.executable, str(HERE / "consumer.py"), kind, "--topic", topic, "--channel", kind]
-    command += ["--messages", str(args.messages), "--max-in-flight", str(args.max_in_flight)]
-    for nsqd in nsqds:
-        command += ["--nsqd", nsqd.tcp_address]
-    before = sum(map(cpu_seconds, nsqds))
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{kind}: {done.stderr.strip()}")
-    figures: dict[str, float] = json.loads(done.stdout)
-    figures["nsqd_us_per_copy"] = (sum(map(cpu_seconds, nsqds)) - before) / (args.messages * len(nsqds)) * 1e6
-    for nsqd in nsqds:
-        left = nsqd.unfinished(topic, kind)
-        if left:
-            raise SystemExit(f"{kind}: nsqd still holds {left} messages")
-    return figures
+def of(kind: str) -> Contestant:
+    return CONTESTANTS[kind]
 
 
-def cpu_seconds(nsqd: Nsqd) -> float:
-    """User and system time of a process (Linux)."""
-    fields = Path(f"/proc/{nsqd.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def report(results: dict[str, list[dict[str, float]]], args: argparse.Namespace) -> str:
-    """A table: ratios to stock pynsq of the same round first, then the medians they come from."""
-    job = f"{args.messages:,} messages of {args.size} B x 2 nsqds, max_in_flight {args.max_in_flight}"
-    lines = [
-        f"{args.rounds} rounds, {job}, handler counts only; medians, (lowest to highest).",
-        f"Python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end.",
-        "",
-        "| consumer | CPU, x less than pynsq | rate, x pynsq | us of CPU per copy | copies/s | nsqds, us per copy |",
-        "|---|---|---|---|---|---|",
-    ]
-    for kind, name in KINDS.items():
-        rounds = results[kind]
-        pairs = list(zip(results["pynsq"], rounds, strict=True))
-        less = [base["us_per_copy"] / mine["us_per_copy"] for base, mine in pairs]
-        faster = [mine["copies_per_s"] / base["copies_per_s"] for base, mine in pairs]
-        cells = [
-            spread(less, "{:.1f}"),
-            spread(faster, "{:.1f}"),
-            spread([r["us_per_copy"] for r in rounds], "{:.2f}"),
-            spread([r["copies_per_s"] for r in rounds], "{:,.0f}"),
-            spread([r["nsqd_us_per_copy"] for r in rounds], "{:.1f}"),
-        ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def beside(results: Rounds, kind: str, base: str) -> tuple[list[float], list[float]]:
+    """How many times less CPU a contestant needs than another one, and how many times its rate it has, by round."""
+    pairs = list(zip(results[base], results[kind], strict=True))
+    less = [theirs["us_per_copy"] / mine["us_per_copy"] for theirs, mine in pairs]
+    return less, [mine["copies_per_s"] / theirs["copies_per_s"] for theirs, mine in pairs]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--messages", type=int, default=100_000)
-    parser.add_argument("--size", type=int, default=200, help="bytes of a body")
-    parser.add_argument("--max-in-flight", type=int, default=2500)
-    args = parser.parse_args()
-    results: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
-    flags = ("--mem-queue-size=10000000", "--max-rdy-count=10000", "--max-body-size=100000000")
-    with Nsqd(*flags) as one, Nsqd(*flags) as other:
-        nsqds = [one, other]
-        for number in range(args.rounds):
-            topic = f"bench_{number}"
-            for nsqd in nsqds:
-                nsqd.create_topic(topic)
-                for kind in KINDS:
-                    nsqd.create_channel(topic, kind)
-            publish(nsqds, topic, args.messages, args.size, number)
-            for kind in random.sample(list(KINDS), len(KINDS)):
-                results[kind].append(run(kind, nsqds, topic, args))
-                print(f"round {number + 1}, {kind}: {results[kind][-1]}", file=sys.stderr)
-            for nsqd in nsqds:
-                nsqd.request("POST", "/topic/delete", topic=topic)
-    tell(f"reader-{args.size}", report(results, args))
+    parser = options(__doc__)
+    parser.add_argument("--messages", type=int, default=200_000)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--only", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS), help="contestants")
+    args = settle(parser.parse_args())
+    if args.quick:
+        args.messages = 20_000
+    left_out = {kind: why for kind in args.only if (why := hindrance(of(kind)))}
+    wanted = set(args.only) - set(left_out)
+    cases = {}
+    for name in args.cases:
+        kinds = [kind for kind in CASES[name].kinds if kind in wanted]
+        cases[name] = replace(CASES[name], kinds=kinds)
+    Suite(args, cases, left_out).run()
 
 
 if __name__ == "__main__":
