@@ -61,7 +61,7 @@ def store_of(job: Job, folder: Path) -> Any:  # noqa: ANN401 - a store, or False
     """Where the contestant remembers messages."""
     if job.kind == "batching":
         return False
-    window = job.window or job.messages
+    window = job.window or 2 * job.messages
     store = nsqdedupe.MemoryStore(window=window, recall=RECALL, path=folder / "table" if job.kind == "file" else None)
     if job.full:
         fill(store.table)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -131,8 +131,14 @@ def publish(nsqds: Sequence[Nsqd], job: Job, size: int, seed: int) -> None:
             nsqds[(number + copy) % len(nsqds)].mpublish(job.topic, bodies)
 
 
-def contest(kind: str, job: Job, nsqds: Sequence[Nsqd], size: int, seed: int) -> Figures:
-    """Have one contestant consume a backlog.
+Publisher = Callable[[Job], None]
+"""What publishes the messages of a job while its contestant is connected."""
+
+
+def contest(
+    kind: str, job: Job, nsqds: Sequence[Nsqd], size: int = 200, seed: int = 0, live: Publisher | None = None
+) -> Figures:
+    """Have one contestant consume a backlog, or what is being published.
 
     Args:
         kind: which contestant.
@@ -142,9 +148,11 @@ def contest(kind: str, job: Job, nsqds: Sequence[Nsqd], size: int, seed: int) ->
 
         nsqds: where the messages are.
 
-        size: bytes of a body.
+        size: bytes of a body in the backlog.
 
-        seed: of the bodies.
+        seed: of the bodies in the backlog.
+
+        live: publishes in place of a backlog.
 
     Returns:
         The contestant's own figures, and ``nsqd_us_per_copy``.
@@ -158,9 +166,10 @@ def contest(kind: str, job: Job, nsqds: Sequence[Nsqd], size: int, seed: int) ->
     job = replace(job, kind=kind, topic=topic, channel="bench", nsqds=addresses, handlers=contestant.handlers)
     for nsqd in nsqds:
         nsqd.create_channel(topic, job.channel)
-    publish(nsqds, job, size, seed)
+    if live is None:
+        publish(nsqds, job, size, seed)
     before = sum(map(cpu_seconds, nsqds))
-    found = consume(contestant, job, nsqds)
+    found = consume(contestant, job, nsqds, live)
     found["nsqd_us_per_copy"] = (sum(map(cpu_seconds, nsqds)) - before) / (job.messages * job.copies) * 1e6
     expected = job.messages * (1 if contestant.dedupes else job.copies)
     if found["runs"] != expected:
@@ -172,7 +181,7 @@ def contest(kind: str, job: Job, nsqds: Sequence[Nsqd], size: int, seed: int) ->
     return found
 
 
-def consume(contestant: Contestant, job: Job, nsqds: Sequence[Nsqd]) -> Figures:
+def consume(contestant: Contestant, job: Job, nsqds: Sequence[Nsqd], live: Publisher | None) -> Figures:
     """Run a contestant's process until nsqd has had all its answers; its figures."""
     program = [str(go_program())] if contestant.program == "go" else [sys.executable, str(HERE / contestant.program)]
     with tempfile.TemporaryFile("w+") as errors:
@@ -186,9 +195,12 @@ def consume(contestant: Contestant, job: Job, nsqds: Sequence[Nsqd]) -> Figures:
         with process:
             assert process.stdin is not None
             assert process.stdout is not None
+            if live is not None:
+                wait_for("it to connect", lambda: all(clients(nsqd, job) for nsqd in nsqds), process)
+                live(job)
             line = process.stdout.readline()
             if line:
-                all_answered(job, nsqds)
+                wait_for("its answers", lambda: not any(n.unfinished(job.topic, job.channel) for n in nsqds), process)
             process.stdin.close()
         if not line or process.returncode:
             errors.seek(0)
@@ -197,13 +209,19 @@ def consume(contestant: Contestant, job: Job, nsqds: Sequence[Nsqd]) -> Figures:
     return figures
 
 
-def all_answered(job: Job, nsqds: Sequence[Nsqd]) -> None:
-    """Wait until no nsqd is owed an answer."""
+def wait_for(what: str, done: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Wait until something is so that a consumer does in a moment, or until it has ended."""
     deadline = time.monotonic() + PATIENCE
-    while left := sum(nsqd.unfinished(job.topic, job.channel) for nsqd in nsqds):
+    while not done() and process.poll() is None:
         if time.monotonic() > deadline:
-            raise SystemExit(f"{job.kind}: nsqd still holds {left} messages")
+            process.kill()
+            raise SystemExit(f"waited {PATIENCE:g} s for {what}: {process.args!r}")
         time.sleep(0.01)
+
+
+def clients(nsqd: Nsqd, job: Job) -> int:
+    """How many consumers an nsqd has."""
+    return int(nsqd.channel_stats(job.topic, job.channel)["client_count"])
 
 
 def cpu_seconds(nsqd: Nsqd) -> float:

@@ -7,7 +7,8 @@ from typing import Any
 
 from nsqdedupe.tables.opposite_bloom import OppositeBloomFilter
 
-AT_ONCE = 1 << 20
+AT_ONCE = 1 << 16
+"""Bytes; little, so that the memory of those on their way is used again."""
 
 
 def fill(table: OppositeBloomFilter) -> None:

@@ -51,7 +51,7 @@ class Job:
     """Seconds that a handler takes, without giving up its thread."""
 
     window: int = 0
-    """Messages that the store remembers; 0: as many as there are."""
+    """Messages that the store remembers; 0: twice as many as there are, so that none slips if an nsqd runs ahead."""
 
     full: bool = False
     """Whether the table is full of other messages when the reader starts."""

@@ -44,7 +44,7 @@ def bars(name: str, unit: str, panels: Mapping[str, Mapping[str, Sequence[float]
 
 
 def lines(
-    name: str, unit: str, panels: Mapping[str, Mapping[str, Mapping[float, Sequence[float]]]], results: Path | None
+    name: str, unit: str, panels: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]], results: Path | None
 ) -> None:
     """Draw a panel of lines for each title: how what is measured grows.
 
