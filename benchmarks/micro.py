@@ -4,7 +4,7 @@
 - Claim and confirm per message, in batches of 1 to 1,000, by how many messages are remembered. A new message is
   claimed and confirmed, a duplicate is claimed and found done. Every table is full, with all its pages in memory.
   *Warm*: what is needed of the table was just looked at. *Cold*: half a gigabyte of other memory was, since.
-- The same for the table alone: looked up and added, or looked up.
+- The same for the table alone: looked up and added in one go or in two, or looked up.
 - The time to make a table of 10^8 slots.
 
 Of several rounds, in which the order is of chance, the medians are told.
@@ -15,6 +15,7 @@ Of several rounds, in which the order is of chance, the medians are told.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import random
 import sys
@@ -95,8 +96,7 @@ class Place(NamedTuple):
     """One line of the table of claims."""
 
     remembered: int
-    batch: int
-    """Messages of one call; 0: of the table alone."""
+    way: str
 
 
 COLUMNS = ("new, warm", "new, cold", "duplicate, warm", "duplicate, cold")
@@ -119,7 +119,7 @@ def measure(store: MemoryStore, place: Place, *, cold: Callable[[], object] | No
     count = min(AT_ONCE, place.remembered // 2)
     digests = [random.randbytes(16) for _ in range(count)]
     prepare = cold or (lambda: store.table.contains_many(digests))
-    new, done = (by_table if not place.batch else by_claims)(store, digests, place.batch or TABLE_BATCH)
+    new, done = WAYS[place.way](store, digests)
     prepare()
     fresh = timed(new, count)
     prepare()
@@ -145,21 +145,31 @@ def by_claims(
     return new, done
 
 
-def by_table(store: MemoryStore, digests: Sequence[bytes], batch: int) -> tuple[Callable[[], None], Callable[[], None]]:
-    batches = in_batches(digests, batch)
+def by_table(
+    store: MemoryStore, digests: Sequence[bytes], *, at_once: bool
+) -> tuple[Callable[[], None], Callable[[], None]]:
+    batches, table = in_batches(digests, TABLE_BATCH), store.table
 
     def new() -> None:
         for some in batches:
-            if any(store.table.contains_many(some)):
+            if any(table.check_and_set_many(some) if at_once else table.contains_many(some)):
                 raise SystemExit("a new message was taken for another one")
-            store.table.add_many(some)
+            if not at_once:
+                table.add_many(some)
 
     def done() -> None:
         for some in batches:
-            if not all(store.table.contains_many(some)):
+            if not all(table.contains_many(some)):
                 raise SystemExit("a message was forgotten at once")
 
     return new, done
+
+
+WAYS = {
+    f"table, batches of {TABLE_BATCH}, looked up and added": functools.partial(by_table, at_once=True),
+    f"table, batches of {TABLE_BATCH}, looked up, then added": functools.partial(by_table, at_once=False),
+    **{f"store, batches of {batch:,}": functools.partial(by_claims, batch=batch) for batch in BATCHES},
+}
 
 
 def claims(remembered: Sequence[int], rounds: int, results: Path | None) -> str:
@@ -168,7 +178,7 @@ def claims(remembered: Sequence[int], rounds: int, results: Path | None) -> str:
     for store in stores.values():
         fill(store.table)
     other = random.randbytes(1 << 20) * (512 if max(remembered) > AT_ONCE * 10 else 1)
-    places = [Place(count, batch) for batch in (0, *BATCHES) for count in remembered]
+    places = [Place(count, way) for way in WAYS for count in remembered]
     found: dict[Place, tuple[list[float], ...]] = {place: ([], [], [], []) for place in places}
     for number in range(rounds):
         for place in random.sample(places, len(places)):
@@ -179,21 +189,17 @@ def claims(remembered: Sequence[int], rounds: int, results: Path | None) -> str:
                 values.append(one)
         print(f"round {number + 1} of claims", file=sys.stderr)
     rows = [
-        [f"{place.remembered:,}", named(place.batch), *(spread(values, "{:,.0f}") for values in found[place])]
+        [place.way, f"{place.remembered:,}", *(spread(values, "{:,.0f}") for values in found[place])]
         for place in places
     ]
     panels = {
         f"messages remembered ({title})": {
-            named(batch): {count: found[Place(count, batch)][column] for count in remembered} for batch in (0, *BATCHES)
+            way: {count: found[Place(count, way)][column] for count in remembered} for way in WAYS
         }
         for column, title in enumerate(COLUMNS)
     }
     lines("micro", "ns of CPU per message", panels, results)
-    return markdown(["messages remembered", "what", *(f"{column}, ns" for column in COLUMNS)], rows)
-
-
-def named(batch: int) -> str:
-    return f"store, batches of {batch:,}" if batch else "table alone"
+    return markdown(["what", "messages remembered", *(f"{column}, ns" for column in COLUMNS)], rows)
 
 
 def construction(slots: int, rounds: int) -> str:
