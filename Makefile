@@ -11,10 +11,10 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet install
 
 # Floors 1 to 5 of the house, up to the state machine: no branch of them goes untested.
-CORE := nsqdedupe/errors.py,nsqdedupe/clock.py,nsqdedupe/discretion.py,nsqdedupe/unstarted.py,nsqdedupe/store.py,nsqdedupe/metrics.py,nsqdedupe/checks.py,$\
+CORE := nsqdedupe/errors.py,nsqdedupe/clock.py,nsqdedupe/discretion.py,nsqdedupe/unstarted.py,nsqdedupe/store.py,nsqdedupe/metrics.py,nsqdedupe/checks.py,nsqdedupe/pauses.py,$\
 nsqdedupe/fingerprint.py,nsqdedupe/ids.py,nsqdedupe/permits.py,nsqdedupe/sizing.py,$\
 nsqdedupe/delivery.py,nsqdedupe/ledger.py,nsqdedupe/port.py,$\
-nsqdedupe/waiting.py,nsqdedupe/tables/*,nsqdedupe/stores/*,$\
+nsqdedupe/waiting.py,nsqdedupe/tables/*,nsqdedupe/stores/*,nsqdedupe/memcached/*,$\
 nsqdedupe/registry.py,nsqdedupe/observer.py,nsqdedupe/outcomes.py,nsqdedupe/keeper.py,nsqdedupe/deduper.py
 
 # Every recipe that needs servers starts with this line.
@@ -37,7 +37,7 @@ install: .venv/dev.stamp ## the package and all developer tools into .venv
 
 .venv/runtime.stamp: .venv/python.stamp pyproject.toml
 	@echo "install: the package"
-	@$(PIP) --editable '.[json,cli]'
+	@$(PIP) --editable '.[json,cli,memcached]'
 	@touch $@
 
 # pip knows dependency groups since 25.1.

@@ -25,6 +25,8 @@ from nsqdedupe.reader import DedupeReader
 from nsqdedupe.run import run
 from nsqdedupe.store import Answer, Claim, Release, Store, Traits, Verdict
 from nsqdedupe.stores.embedded import EmbeddedStore, MemoryStore
+from nsqdedupe.stores.memcached import MemcachedStore
+from nsqdedupe.stores.url import open_store
 from nsqdedupe.tables.opposite_bloom import OppositeBloomFilter
 from nsqdedupe.version import __version__
 
@@ -39,6 +41,7 @@ __all__ = [
     "EmbeddedStore",
     "FatalError",
     "KeyExtractionError",
+    "MemcachedStore",
     "MemoryStore",
     "Message",
     "MissingDependency",
@@ -55,6 +58,7 @@ __all__ = [
     "__version__",
     "dedupe",
     "json_field",
+    "open_store",
     "run",
     "with_id",
 ]

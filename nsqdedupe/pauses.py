@@ -16,21 +16,24 @@ HURRY = 30.0
 """For how long after the first failure a restart is likely."""
 
 LONGEST = 60.0
-"""The longest pause."""
+"""The longest pause, unless another is given."""
 
 
 class Pauses:
     """The pauses between attempts to connect to one server.
 
     While an outage is young, a pause is short enough to be back within two seconds of the server's return;
-    later they double, up to a minute. Chance shortens each, by half at most.
+    later they double, up to the longest. Chance shortens each, by half at most.
 
     Args:
         clock: seconds that never go back.
+
+        longest: seconds of the longest pause.
     """
 
-    def __init__(self, clock: Clock = monotonic) -> None:
+    def __init__(self, clock: Clock = monotonic, longest: float = LONGEST) -> None:
         self._clock = clock
+        self._longest = longest
         self._since: float | None = None
         self._pause = 0.0
 
@@ -43,7 +46,7 @@ class Pauses:
         now = self._clock()
         if self._since is None:
             self._since = now
-        limit = HURRIED if hurry and now - self._since < HURRY else LONGEST
+        limit = HURRIED if hurry and now - self._since < HURRY else self._longest
         self._pause = min(limit, max(2 * self._pause, SHORTEST))
         return random.uniform(self._pause / 2, self._pause)
 

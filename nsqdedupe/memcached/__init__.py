@@ -1,0 +1,1 @@
+"""How claims and buckets lie in memcached, and how it is spoken to: what `stores.memcached` is made of."""

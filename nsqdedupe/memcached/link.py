@@ -1,0 +1,199 @@
+"""One memcached server: connecting to it, leaving it alone while it is away, and coming back.
+
+The connection is made by pymemcache; what is said on it is our own. A connection that failed is closed at once, for
+nobody knows which replies are still on their way. After a failure the server is asked again at growing intervals only,
+so that one that is away costs a batch nothing, and one that hangs costs one timeout now and then.
+
+A server that comes back may be another one, or an empty one whose tokens for compare-and-swap begin at 1 again. So it
+proves itself anew, and `Link.epoch` tells tokens of earlier connections from those of this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from nsqdedupe.clock import Clock
+from nsqdedupe.errors import ConfigError, StoreUnavailable
+from nsqdedupe.memcached.meta import WRITES, Reply
+from nsqdedupe.memcached.proof import Mark, prove
+from nsqdedupe.memcached.wire import Talk
+from nsqdedupe.pauses import Pauses
+
+logger = logging.getLogger(__name__)
+
+LONGEST_PAUSE = 5.0
+"""Seconds at most for which a server that failed is left alone."""
+
+
+class Terms(NamedTuple):
+    """What is the same for all servers of a store."""
+
+    namespace: str
+    connect_timeout: float
+    timeout: float
+    tls_context: ssl.SSLContext | None
+    clock: Clock
+    marks: list[Mark]
+    """May grow: see `nsqdedupe.memcached.proof`."""
+
+
+class Link:
+    """A server and the connection to it, for one thread at a time.
+
+    Args:
+        host: name or address.
+
+        port: its TCP port.
+
+        terms: what it has in common with the others.
+    """
+
+    def __init__(self, host: str, port: int, terms: Terms) -> None:
+        self.name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.epoch = 0
+        """Goes up with each connection: older tokens are worth nothing."""
+        self.leftovers: list[bytes] = []
+        """Deletes that can wait for the next pipeline, each a whole ``md`` command."""
+        self.why = ""
+        """Why it is not reached."""
+        self._address = host, port
+        self._terms = terms
+        self._connection: socket.socket | None = None
+        self._process = 0
+        self._refused = False
+        self._quiet_until: float | None = None
+        self._pauses = Pauses(terms.clock, longest=LONGEST_PAUSE)
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection."""
+        return self._connection is not None
+
+    def ready(self) -> bool:
+        """Whether there is a connection. Makes one if it is time to try; blocks for that."""
+        if self._connection is not None:
+            if self._process == os.getpid():
+                return True
+            # After a fork the connection is the parent's: two who read from it would get each other's replies.
+            self.hang_up()
+        if self._refused or (self._quiet_until is not None and self._terms.clock() < self._quiet_until):
+            return False
+        try:
+            self.connect()
+        except StoreUnavailable:
+            return False
+        except ConfigError as error:
+            self._refused = True
+            self.why = str(error)
+            logger.error("memcached server not used any more: %s", error)  # noqa: TRY400 - the text says it all
+            return False
+        return True
+
+    def connect(self) -> None:
+        """Make the connection, and have the server prove itself. Blocks: one connect and two round trips.
+
+        Raises:
+            StoreUnavailable: it is not reached.
+
+            ConfigError: it does not behave, or was set up otherwise; see `nsqdedupe.memcached.proof`.
+        """
+        try:
+            self._connection = _connect(*self._address, self._terms)
+        except (OSError, UnicodeError) as error:
+            self.lose(f"{self.name}: {_words(error)}")
+            raise StoreUnavailable(self.why) from error
+        self.epoch += 1
+        self._process = os.getpid()
+        self.prove()
+
+    def prove(self) -> None:
+        """Have the server prove itself, on the connection if there is one. Blocks for two round trips.
+
+        Raises:
+            StoreUnavailable: it gave no answer.
+
+            ConfigError: as `connect`.
+        """
+        terms = self._terms
+        if self._connection is None:
+            return
+        try:
+            prove(self._connection, self.name, terms.namespace, terms.marks, terms.timeout)
+        except StoreUnavailable as error:
+            self.lose(str(error))
+            raise
+        except BaseException:
+            self.hang_up()
+            raise
+
+    def talk(self, commands: Sequence[bytes], kinds: bytes) -> Talk | None:
+        """A pipeline to hold; None if there is no connection."""
+        if self._connection is None:
+            return None
+        first, self.leftovers = self.leftovers, []
+        return Talk(self._connection, (*first, *commands), WRITES * len(first) + kinds)
+
+    def replies(self, talk: Talk, count: int) -> list[Reply] | None:
+        """What a talk brought for its own ``count`` commands; None if it failed, and the connection with it."""
+        if talk.error is not None:
+            self.lose(f"{self.name}: {_words(talk.error)}")
+            return None
+        if self._quiet_until is not None:
+            self._quiet_until = None
+            self.why = ""
+            self._pauses.reset()
+        return talk.replies[-count:]
+
+    def lose(self, why: str) -> None:
+        """Close the connection after a failure, and leave the server alone for a while."""
+        self.hang_up()
+        self.why = why
+        self._quiet_until = self._terms.clock() + self._pauses.next()
+
+    def hang_up(self) -> None:
+        """Close the connection, if there is one."""
+        connection, self._connection = self._connection, None
+        self.leftovers = []
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.close()
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _connect(host: str, port: int, terms: Terms) -> socket.socket:
+    """A connection to the first address of a name that takes one: pymemcache itself tries the first alone.
+
+    With TLS it is given the name, which is in the certificate.
+    """
+    from pymemcache.client.base import Client  # noqa: PLC0415 - optional
+
+    hosts = [host]
+    if terms.tls_context is None:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        hosts = list(dict.fromkeys(str(address[4][0]) for address in found))
+    while True:
+        client = Client(
+            (hosts.pop(0), port),
+            connect_timeout=terms.connect_timeout,
+            timeout=terms.timeout,
+            no_delay=True,
+            tls_context=terms.tls_context,
+        )
+        try:
+            client._connect()  # noqa: SLF001 - every public way to connect is a command, and those misread replies
+        except OSError:
+            if not hosts:
+                raise
+        else:
+            connection: socket.socket = client.sock
+            connection.settimeout(0)
+            return connection

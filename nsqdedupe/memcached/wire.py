@@ -1,0 +1,120 @@
+"""Pipelines on the wire: to several servers side by side, so that together they take one round trip.
+
+Written and read in turns as the sockets allow, never one after the other: a server that cannot get rid of its replies
+stops reading, and then a client that only writes waits for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import time
+from collections.abc import Collection, Sequence
+
+from nsqdedupe.memcached.meta import FINISH, MisreadError, Replies, Reply
+
+READ_AT_MOST = 1 << 18
+
+_NOT_YET = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Talk:
+    """One pipeline on one connection.
+
+    When it ends, either `replies` or `error` is there. After an error the connection is good for nothing.
+
+    Args:
+        connection: a socket that does not block.
+
+        commands: the pipeline, without the ``mn`` that ends it.
+
+        kinds: for each of its commands `meta.READS` or `meta.WRITES`.
+    """
+
+    def __init__(self, connection: socket.socket, commands: Sequence[bytes], kinds: bytes) -> None:
+        self.connection = connection
+        self.replies: list[Reply] = []
+        self.error: Exception | None = None
+        self._reader = Replies(kinds)
+        self._unsent = memoryview(b"".join((*commands, FINISH)))
+        # Bytes that TLS has read and decrypted already are not seen by poll().
+        self._hidden = connection.pending if isinstance(connection, ssl.SSLSocket) else _nothing
+
+    @property
+    def sent(self) -> bool:
+        """Whether all of it is on its way."""
+        return not self._unsent
+
+    def write(self) -> None:
+        """Send as much as the connection takes."""
+        with contextlib.suppress(*_NOT_YET):
+            while self._unsent:
+                self._unsent = self._unsent[self.connection.send(self._unsent) :]
+
+    def read(self) -> bool:
+        """Read what has come; whether it was all."""
+        with contextlib.suppress(*_NOT_YET):
+            while True:
+                data = self.connection.recv(READ_AT_MOST)
+                if not data:
+                    raise ConnectionError("closed the connection")
+                replies = self._reader.feed(data)
+                if replies is not None:
+                    self.replies = replies
+                    return True
+                if not self._hidden():
+                    break
+        return False
+
+
+def converse(talks: Collection[Talk], timeout: float) -> None:
+    """Hold all these talks at once. Blocks until each has its replies or its error.
+
+    Args:
+        talks: each on a connection of its own.
+
+        timeout: seconds for all of them together.
+    """
+    deadline = time.monotonic() + timeout
+    poll = select.poll()
+    going: dict[int, Talk] = {}
+    for talk in talks:
+        if _goes_on(talk, reading=False):
+            number = talk.connection.fileno()
+            going[number] = talk
+            poll.register(number, _awaited(talk))
+    while going:
+        # What has come by the deadline is read even if this process was stopped, or had no turn, until after it.
+        events = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        for number, event in events:
+            talk = going[number]
+            if not _goes_on(talk, reading=event & ~select.POLLOUT != 0):
+                poll.unregister(number)
+                del going[number]
+            elif event & select.POLLOUT:
+                poll.modify(number, _awaited(talk))
+        if not events:
+            for talk in going.values():
+                talk.error = TimeoutError(f"no answer within {timeout:g} s")
+            return
+
+
+def _goes_on(talk: Talk, *, reading: bool) -> bool:
+    """Do what can be done now; whether anything is left to do."""
+    try:
+        if not talk.sent:
+            talk.write()
+        return not (reading and talk.read())
+    except (OSError, MisreadError) as error:
+        talk.error = error
+        return False
+
+
+def _awaited(talk: Talk) -> int:
+    return select.POLLIN if talk.sent else select.POLLIN | select.POLLOUT
+
+
+def _nothing() -> int:
+    return 0

@@ -1,0 +1,101 @@
+"""The laws of a store, held by the one in memcached, against real ones.
+
+memcached has its own clock, of whole seconds, so the laws of time are slept through: some 50 s in all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+import uuid
+
+import pytest
+from servers import Servers, eventually
+
+from nsqdedupe.cli.local_memcached import Memcached
+from nsqdedupe.errors import StoreUnavailable
+from nsqdedupe.store import Claim, Store, Traits
+from nsqdedupe.stores.memcached import MemcachedStore
+from nsqdedupe.testing import BatchLaws, Bench, Breakable, StoreContract
+
+JUNK = b"x" * 4000
+
+
+class MemcachedBench(Bench):
+    """On the servers that a subclass has."""
+
+    traits = Traits(shared=True, durable=False, may_slip=True, may_false_drop=False, blocking=True)
+    lease = 3.0
+    expiry_step = 1.5  # a tick of its clock, which may come late on a busy machine
+    early = 2.0
+
+    addresses: list[str]
+    servers: Servers
+
+    def setup_method(self) -> None:
+        """Too early: a fixture has to find the servers first."""
+
+    @pytest.fixture(autouse=True)
+    def _begin(self, memcached: Memcached, servers: Servers) -> None:
+        self.servers = servers
+        self.addresses = self.choose(memcached)
+        super().setup_method()
+
+    def choose(self, memcached: Memcached) -> list[str]:
+        return [memcached.tcp_address]
+
+    def make_store(self) -> Store:
+        self.namespace = uuid.uuid4().hex
+        return self.make_peer(None)
+
+    def make_peer(self, store: Store | None) -> Store:
+        return MemcachedStore(self.addresses, window=10_000, namespace=self.namespace, timeout=10.0)
+
+    def pass_time(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class TestMemcachedStore(MemcachedBench, StoreContract):
+    def make_full_store(self) -> Store:
+        """In a memcached that was full before the first claim: whatever is written, something is evicted."""
+        server = self.servers.memcached(memory=2)
+        with contextlib.closing(socket.create_connection(("127.0.0.1", server.tcp_port))) as line:
+            for number in range(2000):
+                line.sendall(b"set junk%d 0 0 %d noreply\r\n%b\r\n" % (number, len(JUNK), JUNK))
+        eventually(server.stats, until=lambda stats: int(stats["total_items"]) == 2000 and int(stats["evictions"]))
+        return MemcachedStore(server.tcp_address, window=10_000, timeout=10.0)
+
+    def make_slow_store(self) -> Breakable:
+        return self.stopped(timeout=0.5)
+
+    def make_dead_store(self) -> Breakable:
+        self.lease = 600.0  # what it held is looked at after the outage, whenever that is over
+        return self.stopped(timeout=0.5)
+
+    def stopped(self, timeout: float) -> Breakable:
+        """A store on a server that is stopped, and goes on with all it had."""
+        server = self.servers.memcached()
+        store = MemcachedStore(server.tcp_address, window=10_000, timeout=timeout)
+        process = server.pid
+        assert process is not None
+
+        def mend() -> None:
+            os.kill(process, signal.SIGCONT)
+            eventually(lambda: self.answers(store))
+
+        return Breakable(store, lambda: os.kill(process, signal.SIGSTOP), mend)
+
+    def answers(self, store: Store) -> bool:
+        try:
+            store.extend([Claim(self.message(), b"", bytes(16), 1.0)])
+        except StoreUnavailable:
+            return False
+        return True
+
+
+class TestBatchesOnThreeServers(MemcachedBench, BatchLaws):
+    def choose(self, memcached: Memcached) -> list[str]:
+        return [memcached.tcp_address, *(self.servers.memcached().tcp_address for _ in range(2))]
