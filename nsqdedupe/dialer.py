@@ -12,15 +12,12 @@ from tornado.ioloop import IOLoop
 from nsqdedupe.clock import monotonic
 from nsqdedupe.connection import Connection
 from nsqdedupe.lookupd import Endpoint, Lookupds, lookup_url, read_producers
-from nsqdedupe.pauses import Pauses
+from nsqdedupe.pauses import STEADY, Pauses
 
 logger = logging.getLogger(__name__)
 
 NEGOTIATION = 10.0
 """Seconds that a connection has to become ready, at least; the option `timeout` may give it more."""
-
-STEADY = 10.0
-"""Seconds that a connection must have stood for its loss to be a new outage: else it is the same one, goes on."""
 
 
 class ReaderLike(Protocol):

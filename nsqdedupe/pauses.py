@@ -18,6 +18,9 @@ HURRY = 30.0
 LONGEST = 60.0
 """The longest pause, unless another is given."""
 
+STEADY = 10.0
+"""For how long a connection must have stood for its loss to be a new outage: else it is the same one, goes on."""
+
 
 class Pauses:
     """The pauses between attempts to connect to one server.

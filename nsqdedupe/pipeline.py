@@ -13,7 +13,7 @@ import nsq.event
 from nsqdedupe import checks
 from nsqdedupe.commands import CommandQueue
 from nsqdedupe.connection import Connection
-from nsqdedupe.pauses import Pauses
+from nsqdedupe.pauses import STEADY, Pauses
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +80,12 @@ class Pipeline:
         self._commands: CommandQueue[Ticket] = CommandQueue(lambda _: None)
         self._heard = 0.0
         """When it last sent something, or began to owe something."""
-        self._failures = 0
+        self._outage = False
+        """It is told that nothing can be published to it."""
         self._pauses = Pauses()
+        self._ready_since = 0.0
+        self._works = False
+        """The connection has proved to be of use; that it is ready proves nothing."""
         self._closing = False
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop
@@ -170,14 +174,19 @@ class Pipeline:
     def _on_ready(self, conn: _Connection) -> None:
         if conn is not self._conn:
             return
-        if self._failures:
-            logger.info("[%s] connected again", self.address)
-        self._failures = 0
-        self._pauses.reset()
-        self._heard = self._loop.time()
+        self._heard = self._ready_since = self._loop.time()
+        self._works = False
         self.peer = conn.peer
         self.ready = True
         self._changed()
+
+    def _on_success(self) -> None:
+        """It has taken a message, or has stood for long: the outage before, if there was one, is over."""
+        self._works = True
+        self._pauses.reset()
+        if self._outage:
+            self._outage = False
+            logger.info("[%s] connected again", self.address)
 
     def _watch_on(self) -> None:
         # Often enough for what is sent next. One turn later: after a blocked loop, read before judging.
@@ -188,7 +197,10 @@ class Pipeline:
         conn = self._conn
         if conn is None:
             return
-        silence = self._loop.time() - self._heard
+        now = self._loop.time()
+        if self.ready and not self._works and now - self._ready_since >= STEADY:
+            self._on_success()
+        silence = now - self._heard
         if not self.ready:
             limit = self._timeout
         elif self._commands.owed:
@@ -215,7 +227,8 @@ class Pipeline:
 
         If ``refused``, that is only the first: nsqd carries out nothing of what came behind an error.
         """
-        if not self._closing and (self.ready or not self._failures):
+        if not (self._closing or self._outage):
+            self._outage = True
             logger.warning("[%s] cannot publish to this nsqd: %s; connecting again", self.address, trouble)
         sent, held = self._commands.clear()
         was_ready = self.ready
@@ -223,7 +236,6 @@ class Pipeline:
         if self._closing:
             return
         self.trouble = trouble
-        self._failures += 1
         self._timer = self._loop.call_later(self._pauses.next(), self._connect)
         if was_ready:
             self._changed()
@@ -239,6 +251,8 @@ class Pipeline:
             return  # a late answer, or one to the negotiation
         self._heard = self._loop.time()
         if data == b"OK" and self._commands.owed:
+            if not self._works:
+                self._on_success()
             self._commands.take().acknowledged(self)
             if self._closing and not self._commands.owed:
                 self._end()

@@ -6,11 +6,13 @@ import asyncio
 import logging
 import re
 from collections import Counter
+from typing import Any
 
 import pytest
 from consumers import bodies, on_loop
+from imitation import Imitation, accept
 from servers import Servers, eventually_async
-from writers import addresses, failure, frozen, ready, works_again, writing
+from writers import addresses, failure, frozen, pipelines, ready, works_again, writing
 
 from nsqdedupe import PublishError
 from nsqdedupe.cli.local_nsq import Nsqd
@@ -114,6 +116,64 @@ def test_an_outage_is_logged_when_it_begins_and_when_it_ends(
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
     assert f"[{nsqd.tcp_address}] cannot publish to this nsqd" in caplog.messages[0]
     assert f"[{nsqd.tcp_address}] connected again" in caplog.messages[1]
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The longest that each pause might have been; they are not waited for, and no restart is likely."""
+    asked: list[float] = []
+
+    def none(low: float, high: float) -> float:
+        asked.append(high)
+        return 0.0
+
+    monkeypatch.setattr("nsqdedupe.pauses.HURRY", -1.0)
+    monkeypatch.setattr("nsqdedupe.pauses.random.uniform", none)
+    return asked
+
+
+def test_an_nsqd_that_hangs_up_at_each_publish_is_not_hammered(
+    topic: str, pauses: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    """To be connected is no success: the pauses grow, and nothing is told, until it has taken a message."""
+    caplog.set_level(logging.INFO, "nsqdedupe.pipeline")
+    works = False
+
+    async def main() -> None:
+        nonlocal works
+        nsqd = Imitation(lambda _: accept(_) if works else None)
+        async with nsqd.running() as address, writing([address], 1, timeout=30) as writer:
+            for _ in range(11):
+                await failure(writer, topic)
+            assert pauses == [min(60, 0.1 * 2**number) for number in range(11)]
+            assert [record.levelname for record in caplog.records] == ["WARNING"]
+            works = True
+            await writer.publish(topic, b"body")
+            assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+            works = False
+            await failure(writer, topic)
+            assert pauses[11:] == [0.1]
+
+    on_loop(main())
+
+
+def test_a_connection_that_stood_begins_with_short_pauses_again(
+    nsqd: Nsqd, topic: str, pauses: list[float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also when nothing was published by it."""
+    caplog.set_level(logging.INFO, "nsqdedupe.pipeline")
+    monkeypatch.setattr("nsqdedupe.pipeline.STEADY", 0.0)
+
+    async def main() -> None:
+        async with writing([nsqd], 1, timeout=0.2) as writer:
+            await writer.publish(topic, b"body")
+            for outages in range(1, 4):
+                conn: Any = pipelines(writer)[0]._conn
+                conn.stream.close()
+                await eventually_async(lambda outages=outages: caplog.text.count("connected again") == outages)
+
+    on_loop(main())
+    assert pauses == [0.1] * 3
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "\N{SNOWMAN}" * 64])
