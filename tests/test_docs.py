@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -24,3 +26,9 @@ def test_each_failure_in_the_table_names_tests_that_there_are() -> None:
     for row in rows:
         assert NAME.search(row), f"no test shows it: {row}"
     assert {name for row in rows for name in NAME.findall(row)} - existing() == set()
+
+
+def test_the_readme_says_what_the_results_of_the_benchmarks_do() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "readme.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
