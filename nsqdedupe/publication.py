@@ -114,15 +114,20 @@ class Publication:
         if pipeline in self._answers:
             return
         command = self._command or self._encode()
-        if command and pipeline.send(command, self, alone=self._alone):
-            self._answers[pipeline] = _OPEN
-            self._open += 1
+        if not command:
+            return
+        # First: if writing it fails at once, that is told before `send` returns.
+        self._answers[pipeline] = _OPEN
+        self._open += 1
+        if not pipeline.send(command, self, alone=self._alone):
+            del self._answers[pipeline]
+            self._open -= 1
 
     def _encode(self) -> bytes:
-        # A task that was cancelled just now has not said so yet.
-        for future in [future for future in self._calls if future.done()]:
-            del self._calls[future]
-        bodies = [body for bodies in self._calls.values() for body in bodies]
+        # A task that was cancelled just now has not said so yet. Its messages stay in the count, though not in the
+        # command: their permits are given back with the others'.
+        calls = self._calls.items()
+        bodies = [body for future, bodies in calls if not future.done() for body in bodies]
         if not bodies:
             self._settle()
         elif self._defer_ms:

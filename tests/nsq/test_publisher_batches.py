@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import Any
 
 import pytest
 from consumers import bodies, on_loop
 from imitation import Imitation
 from servers import Servers, eventually_async
-from writers import addresses, failure, on_each, turns, writing
+from writers import addresses, failure, on_each, pipelines, ready, turns, writing
 
 from nsqdedupe import PublishError
 from nsqdedupe.outbox import BATCH, BATCH_BYTES
@@ -140,6 +141,45 @@ def test_a_command_that_was_divided_goes_on_from_the_answers_it_had(topic: str) 
             answers = await asyncio.gather(*tasks)
             assert {frozenset(answer) for answer in answers} == {frozenset((one, other))}
             assert takes.counts == [1, 3]
+
+    on_loop(main())
+
+
+def test_a_publish_that_was_cancelled_takes_no_place_when_its_command_is_divided(topic: str) -> None:
+    """It is cancelled when its batch is sent, and its task has not noticed yet."""
+
+    async def main() -> None:
+        refusals = iter([True])
+        nsqd = Imitation(lambda n: [(1, b"E_BAD_MESSAGE no")] if n and next(refusals, False) else [(0, b"OK")])
+        async with nsqd.running() as address, writing([address], 1, timeout=30) as writer:
+            await writer.publish(topic, b"first")
+            tasks = [asyncio.ensure_future(writer.publish(topic, body)) for body in bodies(3)]
+            await asyncio.sleep(0)
+            tasks[1].cancel()
+            answers = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(answer) for answer in answers] == [tuple, asyncio.CancelledError, tuple]
+            assert nsqd.counts == [1, 2, 1, 1]
+            assert writer._permits.used == 0
+
+    on_loop(main())
+
+
+def test_a_write_that_fails_at_once_is_a_failure_like_any_other(topic: str) -> None:
+    """A large command is written while it is sent: what becomes of it may be known before it is asked for."""
+
+    async def main() -> None:
+        one, other = Imitation(), Imitation()
+        async with one.running() as a, other.running() as b, writing([a, b], 1, timeout=30) as writer:
+            await eventually_async(lambda: writer.publish(topic, b"first"), until=lambda _: ready(writer) == 2)
+
+            def encode(data: bytes) -> bytes:
+                raise ValueError("cannot be compressed")
+
+            conn: Any = pipelines(writer)[0]._conn
+            conn.encoder.encode = encode
+            for _ in range(2):  # both have their turn
+                assert await writer.publish(topic, bytes(1 << 17)) == (b,)
+            assert writer._permits.used == 0
 
     on_loop(main())
 
