@@ -84,7 +84,8 @@ def tcp_address(option: str, value: object) -> tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         raise refuse(option, value, accepted, "put brackets around an IPv6 address")
-    if not colon or not host or not _PORT.fullmatch(port) or not 0 < int(port) < 1 << 16:
+    named = bool(host) and host.isprintable() and " " not in host
+    if not colon or not named or not _PORT.fullmatch(port) or not 0 < int(port) < 1 << 16:
         raise refuse(option, value, accepted, "for example '127.0.0.1:4150'")
     return host, int(port)
 

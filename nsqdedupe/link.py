@@ -121,6 +121,7 @@ class Link(nsq.AsyncConn):
     def _unreachable(self, error: BaseException) -> None:
         # Else it is the encoder's of host names, which says little by itself.
         self._error = error if isinstance(error, OSError) else OSError(f"the host cannot be a name: {error}")
+        self._given_up = True  # whoever hears of the error and closes it does so in vain
         self.trigger(nsq.event.ERROR, conn=self, error=self._error)
         self._socket_close()
 

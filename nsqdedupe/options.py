@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+import nsq.conn
+
 from nsqdedupe import checks
-from nsqdedupe.errors import ConfigError
+from nsqdedupe.errors import ConfigError, MissingDependency
 from nsqdedupe.tls import client_context
 
 logger = logging.getLogger(__name__)
@@ -140,6 +142,8 @@ def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         ConfigError: one is unknown, of the wrong type, out of range or in conflict with another.
+
+        MissingDependency: ``snappy`` is asked for, and its library is not installed.
     """
     unknown = sorted(set(options) - set(CHECKS))
     if unknown:
@@ -152,6 +156,8 @@ def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
         )
     if checked.get("snappy") and checked.get("deflate"):
         raise ConfigError("snappy=True and deflate=True: nsqd compresses one way at a time; choose one")
+    if checked.get("snappy") and nsq.conn.SnappySocket is None:
+        raise MissingDependency("snappy=True: needs python-snappy; pip install python-snappy")
     if checked.get("tls_v1"):
         client_context(options.get("tls_options"))  # it is made anew for each connection, but errors are told now
     elif checked.get("tls_options"):

@@ -16,6 +16,7 @@ from servers import Servers, eventually, eventually_async
 
 from nsqdedupe import BODY, DedupeReader
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
+from nsqdedupe.link import Link
 from nsqdedupe.pauses import Pauses
 
 
@@ -273,6 +274,20 @@ def test_a_name_that_does_not_exist_is_told_once_and_tried_again(caplog: pytest.
     on_loop(main())
     (line,) = [line for line in caplog.messages if "no connection: " in line]
     assert "no-such-host.invalid" in line
+
+
+def test_who_closes_a_connection_on_hearing_that_it_failed_hears_of_its_end_once() -> None:
+    async def main() -> None:
+        heard = []
+        link = Link("\N{SNOWMAN}" * 64, 4150)  # no host can have that name
+        link.on("error", lambda conn, error: conn.close())
+        link.on("close", lambda conn: heard.append(conn.closed()))
+        link.connect()
+        await eventually_async(lambda: heard)
+        await asyncio.sleep(0)
+        assert heard == [True]
+
+    on_loop(main())
 
 
 def test_an_nsqd_under_two_names_is_told_of_and_nothing_is_handled_twice(

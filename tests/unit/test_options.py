@@ -252,3 +252,11 @@ def test_a_pynsq_that_lacks_something_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(nsqdedupe.connection, "_USED", used)
     with pytest.raises(MissingDependency, match=r"AsyncConn\.no_such_thing, Reader\._gone.*pynsq>=0\.9,<0\.10"):
         build()
+
+
+def test_snappy_without_its_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each connection would break in the middle of its negotiation."""
+    monkeypatch.setattr("nsq.conn.SnappySocket", None)
+    with pytest.raises(MissingDependency, match="snappy=True: needs python-snappy; pip install python-snappy"):
+        build(snappy=True)
+    build(snappy=False, deflate=True)
