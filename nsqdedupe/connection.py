@@ -1,7 +1,7 @@
 """A pynsq connection that reads and answers in batches once it is ready.
 
-Whatever was negotiated is one path here: bytes come from the IOStream, decoded, as many as there are; all
-whole frames in them are parsed in one go; answers are joined and written once.
+Whatever was negotiated is one path here: bytes come decoded, as many as there are; all whole frames in them are
+parsed in one go; answers are joined and written once.
 
 What it touches of pynsq that is not documented (unchanged since 2022) is checked by `check_pynsq`.
 """
@@ -20,21 +20,16 @@ import nsq.conn
 import nsq.event
 from tornado.iostream import StreamClosedError
 
-from nsqdedupe.clock import monotonic
 from nsqdedupe.delivery import Source
 from nsqdedupe.errors import MissingDependency
-from nsqdedupe.link import Link
+from nsqdedupe.transport import Transport
 
 logger = logging.getLogger(__name__)
-
-CHUNK = 65536
-"""Bytes asked for at a time: what IOStream takes from the socket in one call."""
 
 MAX_FRAME = 100 << 20
 """Bytes of the largest frame taken: what IOStream can buffer. A larger size is no frame of nsqd's."""
 
 _HEAD = struct.Struct(">iiqH16s")  # size, frame type, timestamp, attempts (unsigned: pynsq errs here), id
-_SHORT_HEAD = struct.Struct(">ii")
 _OK = b"\0\0\0\0OK"
 
 SUBSCRIBED = "subscribed"
@@ -43,6 +38,7 @@ SUBSCRIBED = "subscribed"
 _SIZE = 4  # the size field does not count itself
 _TYPE = 4
 _MESSAGE = 2
+_SHORTEST = _HEAD.size - _SIZE  # of a message: its body is empty
 
 _USED = {
     nsq.AsyncConn: (
@@ -59,10 +55,6 @@ _USED = {
 }
 
 
-def _no_frame(size: int) -> ValueError:
-    return ValueError(f"frame of {size} bytes: not from {_TYPE} to {MAX_FRAME}")
-
-
 def check_pynsq() -> None:
     """Make sure that the installed pynsq has what this package builds on.
 
@@ -75,7 +67,7 @@ def check_pynsq() -> None:
         raise MissingDependency(f"this pynsq has no {', '.join(missing)}: pip install 'pynsq>=0.9,<0.10'")
 
 
-class Connection(Link):
+class Connection(Transport):
     """A connection to one nsqd.
 
     Args:
@@ -110,8 +102,6 @@ class Connection(Link):
         self.responder = responder
         self.owner_prefix = f"{host}:{port}/".encode()
         self.identity: dict[str, Any] = {}
-        self.seen_empty = monotonic()
-        """All that is read now arrived after this moment."""
         self.is_open = False
         """It is ready and subscribed, and not closed yet."""
         self.subscribed = False
@@ -120,13 +110,12 @@ class Connection(Link):
         self._make_message = make_message
         self._receive = receive
         self._batching = False
-        self._rest = b""
-        self._pending: asyncio.Future[bytes] | None = None
+        self._parts: list[bytes] = []
+        """What has come of a frame that is not whole."""
         self.fins: list[bytes] = []
         """Ids of messages that the next `flush`, which the caller sees to, answers with FIN."""
         self._out: list[bytes] = []
         self._flushing = False
-        self._written: asyncio.Future[None] | None = None
         # Before anybody else's listener: what they send when the connection is ready is batched already.
         self.on(nsq.event.READY, self._start_batching)
         self.on(nsq.event.IDENTIFY_RESPONSE, self._on_identified)
@@ -175,42 +164,27 @@ class Connection(Link):
         else:
             super()._start_read()
 
-    def read_on(self) -> None:
-        """Read the next batch when there is one."""
-        missing = 0
-        if len(self._rest) >= _SIZE:
-            missing = _SIZE + int.from_bytes(self._rest[:_SIZE], "big") - len(self._rest)
-        try:
-            # A frame larger than a chunk is gathered by the stream: no byte of it is copied twice.
-            whole = missing > CHUNK
-            pending = asyncio.ensure_future(self.stream.read_bytes(missing if whole else CHUNK, partial=not whole))
-        except StreamClosedError:
-            return
-        if not pending.done():
-            self.seen_empty = monotonic()
-        self._pending = pending
-        pending.add_done_callback(self._on_read)
-
-    def look(self, moment: float) -> None:
-        """Nothing that is still unread had arrived at that moment: the loop has polled the socket since."""
-        if self._pending is not None and not self._pending.done() and moment > self.seen_empty:
-            self.seen_empty = moment
-
-    def _on_read(self, pending: asyncio.Future[bytes]) -> None:
-        self._pending = None
-        if pending.cancelled() or pending.exception() is not None or self.closed():
-            return  # closed: the stream's close callback tells everybody, and nothing can be answered
-        chunk = pending.result()
+    def _take(self, chunk: bytes) -> bool:
         self.last_recv_timestamp = time.time()
-        data = self._rest + chunk if self._rest else chunk
+        data = chunk
+        if self._parts:
+            self._parts.append(chunk)
+            self._lacks -= len(chunk)
+            if self._lacks > 0:
+                return True
+            data = b"".join(self._parts)
+            self._parts.clear()
         messages: list[Any] = []
         try:
-            self._rest = data[self._parse(data, messages) :]
+            end = self._parse(data, messages)
         except ValueError as error:
             self.fail(nsq.protocol.IntegrityError(str(error)))
-            return
-        if not self.closed() and (not messages or self._hand_over(messages, len(chunk))):
-            self.read_on()
+            return False
+        if end < len(data):
+            self._parts.append(data[end:])
+        if self.closed():
+            return False
+        return not messages or self._hand_over(messages, len(data))
 
     def _hand_over(self, messages: list[Any], size: int) -> bool:
         self.last_msg_timestamp = self.last_recv_timestamp
@@ -222,42 +196,43 @@ class Connection(Link):
             return True
 
     def _parse(self, data: bytes, messages: list[Any]) -> int:
-        """Split all whole frames off; returns how many bytes they took.
+        """Split all whole frames off; returns how many bytes they took, and sets how many the next one lacks.
 
         Messages are appended to the list, other frames are handled by pynsq at once.
 
         Raises:
             ValueError: a frame's size is out of range.
         """
-        end = len(data)
-        start = 0
-        head, shortest = _HEAD.unpack_from, _HEAD.size
-        make_message = self._make_message
-        while end - start >= _SIZE + _TYPE:
-            if end - start >= shortest:
+        start, end = 0, len(data)
+        last = end - _HEAD.size
+        head, make_message, note = _HEAD.unpack_from, self._make_message, messages.append
+        while True:
+            while start <= last:
                 size, kind, timestamp, attempts, message_id = head(data, start)
-            else:
-                size, kind = _SHORT_HEAD.unpack_from(data, start)
-            if not _TYPE <= size <= MAX_FRAME:
-                raise _no_frame(size)
-            after = start + _SIZE + size
-            if after > end:
-                break
-            if kind == _MESSAGE and after - start >= shortest:
-                messages.append(make_message(self, message_id, data[start + shortest : after], timestamp, attempts))
-            elif kind == _MESSAGE:
-                raise ValueError(f"message frame of {size} bytes: shorter than a message's head")
-            else:
-                self._tell(data[start + _SIZE : after])
-                if self.closed():
+                after = start + _SIZE + size
+                if kind != _MESSAGE or after > end or not _SHORTEST <= size <= MAX_FRAME:
                     break
-            start = after
-        if _SIZE <= end - start < _SIZE + _TYPE:
-            # What is no frame must not be waited for.
+                note(make_message(self, message_id, data[start + _HEAD.size : after], timestamp, attempts))
+                start = after
+            # No message, or not a whole one, or nothing at all.
+            if end - start < _SIZE:
+                self._lacks = _SIZE - (end - start)
+                return start
             size = int.from_bytes(data[start : start + _SIZE], "big", signed=True)
             if not _TYPE <= size <= MAX_FRAME:
-                raise _no_frame(size)
-        return start
+                # What is no frame must not be waited for.
+                raise ValueError(f"frame of {size} bytes: not from {_TYPE} to {MAX_FRAME}")
+            after = start + _SIZE + size
+            if after > end:
+                self._lacks = after - end
+                return start
+            frame = data[start + _SIZE : after]
+            if int.from_bytes(frame[:_TYPE], "big") == _MESSAGE:
+                raise ValueError(f"message frame of {size} bytes: shorter than a message's head")
+            self._tell(frame)
+            if self.closed():
+                return start
+            start = after
 
     def _tell(self, frame: bytes) -> None:
         try:
@@ -299,7 +274,7 @@ class Connection(Link):
         if self.closed():
             return
         try:
-            self._written = self.stream.write(self.encoder.encode(data))
+            self._write(self.encoder.encode(data))
         except Exception as error:  # noqa: BLE001
             # Not only a closed stream: a compressor may fail, and a connection that cannot answer is no use.
             self.fail(nsq.protocol.SendError("failed to write", error))
@@ -307,8 +282,7 @@ class Connection(Link):
     async def drain(self) -> None:
         """Return when all that was sent has been handed to the system, or the connection is closed."""
         self.flush()
-        if self._written is not None:
-            await asyncio.wait([self._written])
+        await self._drained()
 
     def _join_fins(self) -> None:
         if self.fins:

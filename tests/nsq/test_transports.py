@@ -47,6 +47,7 @@ def test_under_load_each_message_is_handled_once(
             await nothing_left(nsqds, topic, channel)
             at_rest(reader)
             assert reader.stats.received == 2 * MESSAGES
+            assert {conn._bare is None for conn in reader.conns.values()} == {bool(options)}
             for nsqd in nsqds:
                 (client,) = nsqd.channel_stats(topic, channel)["clients"]
                 used = {"tls_v1": client["tls"], "snappy": client["snappy"], "deflate": client["deflate"]}
