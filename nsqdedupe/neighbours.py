@@ -54,13 +54,23 @@ class Neighbours:
 
     async def _watch(self) -> None:
         pause = FIRST_LOOK
-        seen = False
-        while not seen:
+        strangers = ""
+        while True:
             await asyncio.sleep(pause)
-            seen = await self._look()
-            pause = NEXT_LOOK
+            before, strangers = strangers, await self._look()
+            if before and strangers:
+                break
+            # For a moment nsqd still counts a reader of ours that is closed, or counts one before it is connected here.
+            pause = FIRST_LOOK if strangers else NEXT_LOOK
+        reader = self._reader
+        logger.warning(
+            "[%s] channel %s/%s has %s: copies that go there are not seen here, because "
+            "this store is embedded; run one consumer per channel, or share a store between them",
+            *(reader.name, reader.topic, reader.channel, strangers),
+        )
 
-    async def _look(self) -> bool:
+    async def _look(self) -> str:
+        """How many clients the channel has that are none of ours, and where. "": none."""
         reader = self._reader
         for conn in list(reader.conns.values()):
             clients = await self._clients(conn.host, conn.port)
@@ -68,16 +78,17 @@ class Neighbours:
             family = [r for r in self._family() if (r.topic, r.channel) == (reader.topic, reader.channel)]
             ours = sum(conn is other or conn.peer == other.peer for r in family for other in r.conns.values())
             if clients > ours > 0:
-                logger.warning(
-                    "[%s] channel %s/%s has %d other client(s) on %s: copies that go there are not seen here, because "
-                    "this store is embedded; run one consumer per channel, or share a store between them",
-                    *(reader.name, reader.topic, reader.channel, clients - ours, conn.id),
-                )
-                return True
-        return False
+                return f"{clients - ours} other client(s) on {conn.id}"
+        return ""
 
     async def _clients(self, host: str, port: int) -> int:
         """How many clients the channel has on this nsqd; 0 if it cannot be had."""
+        try:
+            return await self._count(host, port)
+        except Exception:  # noqa: BLE001 - this is a courtesy: whatever was answered must never trouble the consumer
+            return 0
+
+    async def _count(self, host: str, port: int) -> int:
         http_port = await self._http_port(host, port)
         if http_port is None:
             return 0
@@ -85,7 +96,7 @@ class Neighbours:
         query = urlencode({"format": "json", "topic": reader.topic, "channel": reader.channel})
         stats = await _get(f"http://{_in_url(host)}:{http_port}/stats?{query}")
         channels = [channel for topic in stats.get("topics") or () for channel in topic.get("channels") or ()]
-        return sum(channel.get("client_count") or 0 for channel in channels)
+        return sum(int(channel.get("client_count") or 0) for channel in channels)
 
     async def _http_port(self, host: str, port: int) -> int | None:
         """Nsqlookupd knows it; else it is mostly the next one, if the nsqd there says so itself."""
@@ -107,5 +118,5 @@ async def _get(url: str) -> dict[str, Any]:
     """The JSON object at an address; an empty one if it cannot be had, for whatever reason."""
     try:
         return await get_json(url)
-    except Exception:  # noqa: BLE001 - this is a courtesy: it must never trouble the consumer
+    except Exception:  # noqa: BLE001 - as above
         return {}
