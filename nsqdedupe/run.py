@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from tornado.ioloop import IOLoop
 
@@ -22,8 +25,8 @@ def run(*, timeout: float = 30, end_on_fatal_error: bool = False) -> None:
     """Run all readers and writers of this thread's event loop until SIGTERM or SIGINT.
 
     The first signal stops every `DedupeReader` there gracefully, and then every `ReplicatedWriter`, to which
-    handlers may have published until then; a second signal ends the loop at once. To be called from the main
-    thread, outside of a running event loop. Blocks.
+    handlers may have published until then; a second signal ends the loop at once. Afterwards signals do what they
+    did before. To be called from the main thread, outside of a running event loop. Blocks.
 
     Args:
         timeout: seconds to wait for messages in flight and then for what is being published, all together, 0
@@ -64,14 +67,29 @@ def run(*, timeout: float = 30, end_on_fatal_error: bool = False) -> None:
             # Not in the task: one that is cancelled before its first step has no end of its own.
             stopping[0].add_done_callback(lambda _: loop.stop())
 
-    for number in _SIGNALS:
-        asyncio_loop.add_signal_handler(number, on_signal)
-    fatal_listeners.append(on_fatal_error)
-    try:
-        loop.start()
-    finally:
-        fatal_listeners.remove(on_fatal_error)
-        for number in _SIGNALS:
-            asyncio_loop.remove_signal_handler(number)
+    with _on_signals(asyncio_loop, on_signal):
+        fatal_listeners.append(on_fatal_error)
+        try:
+            loop.start()
+        finally:
+            fatal_listeners.remove(on_fatal_error)
     if fatal:
         raise fatal[0]
+
+
+@contextlib.contextmanager
+def _on_signals(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> Iterator[None]:
+    """Have the signals call something on the event loop, and afterwards do what they did before."""
+    before: dict[signal.Signals, Any] = {}
+    for number in _SIGNALS:
+        # What the loop itself had for it cannot be asked for: without this it would be left deaf to that signal.
+        loop.remove_signal_handler(number)
+        before[number] = signal.getsignal(number)
+        loop.add_signal_handler(number, act)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            if handler is not None:  # None: not Python has set it, and nor can Python again
+                signal.signal(number, handler)

@@ -182,6 +182,29 @@ def test_without_readers_it_waits_for_the_signal(loop: asyncio.AbstractEventLoop
     assert turns == [True]
 
 
+def test_afterwards_signals_do_what_they_did_before(loop: asyncio.AbstractEventLoop) -> None:
+    def handle(number: int, frame: object) -> None:
+        raise AssertionError
+
+    numbers = signal.SIGTERM, signal.SIGINT
+    stock = [signal.getsignal(number) for number in numbers]
+    try:
+        for handlers in ((handle, handle), (signal.SIG_IGN, signal.SIG_DFL)):
+            for number, handler in zip(numbers, handlers, strict=True):
+                signal.signal(number, handler)
+            loop.call_soon(send, signal.SIGTERM)
+            run()
+            assert tuple(signal.getsignal(number) for number in numbers) == handlers
+        # What the event loop had for it is not to be had again; it must not be taken for a handler that does nothing.
+        loop.add_signal_handler(signal.SIGTERM, handle)
+        loop.call_soon(send, signal.SIGINT)
+        run()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        for number, handler in zip(numbers, stock, strict=True):
+            signal.signal(number, handler)
+
+
 def test_a_timeout_that_is_none_is_refused_before_anything_runs(loop: asyncio.AbstractEventLoop) -> None:
     for wrong in (-1, None, float("nan"), "30"):
         with pytest.raises(ConfigError, match=r"^timeout="):
