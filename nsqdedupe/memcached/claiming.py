@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from nsqdedupe.memcached.damage import Damage
-from nsqdedupe.memcached.held import Held, Holdings
+from nsqdedupe.memcached.held import Bucket, Held, Holdings
 from nsqdedupe.memcached.items import (
     CLAIMED,
     DONE,
@@ -83,7 +83,8 @@ class Claiming:
             if not met:
                 return
             free, again = self._look(met)
-            again += self._take_over(free)
+            if free:
+                again += self._take_over(free)
             groups = self._servers.going(self._spots, again)
             if not groups:
                 return
@@ -112,15 +113,15 @@ class Claiming:
             epoch, keep = link.epoch, self._held.keep
             for position, (added, _), found in zip(groups[link], replies[::2], replies[1::2], strict=True):
                 won = added[:4] == _WON
-                bucket, bucket_token = self._bucket(position, found)
-                if holds(bucket, spots[position][3]):
+                bucket = self._bucket(epoch, position, found)
+                if holds(bucket[1], spots[position][3]):
                     answers[position] = _DONE
                     if won:
                         self._leave(link, position, added)
                 elif won:
                     answers[position] = _NEW
                     fingerprint, _, nonce, _, _ = claims[position]
-                    keep(fingerprint, Held(nonce, epoch, added[4:], values[position], bucket, bucket_token))
+                    keep(fingerprint, Held(nonce, epoch, added[4:], values[position], spots[position][2]), bucket)
                 else:
                     met.append(position)
 
@@ -181,34 +182,35 @@ class Claiming:
         lost: list[int] = []
 
         def read(link: Link, replies: list[Reply]) -> None:
+            epoch = link.epoch
             for position, (swapped, _), found in zip(groups[link], replies[::2], replies[1::2], strict=True):
                 won = swapped[:4] == _WON
-                bucket, bucket_token = self._bucket(position, found)
-                if holds(bucket, spots[position][3]):
+                bucket = self._bucket(epoch, position, found)
+                if holds(bucket[1], spots[position][3]):
                     answers[position] = _DONE
                     if won:
                         self._leave(link, position, swapped)
                 elif won:
                     item, claim = successors[position], claims[position]
                     answers[position] = Answer(Verdict.NEW, item.tries, starts=item.starts)
-                    held = Held(claim.nonce, link.epoch, swapped[4:], item.packed(), bucket, bucket_token)
-                    self._held.keep(claim.fingerprint, held)
+                    held = Held(claim.nonce, epoch, swapped[4:], item.packed(), spots[position][2])
+                    self._held.keep(claim.fingerprint, held, bucket)
                 else:
                     lost.append(position)
 
         self._servers.ask(pipelines, read)
         return lost
 
-    def _bucket(self, position: int, found: Reply) -> tuple[bytes, bytes]:
-        """What a bucket holds, and its token."""
-        line, bucket = found
-        if bucket is None:
-            return b"", b""
+    def _bucket(self, epoch: int, position: int, found: Reply) -> Bucket:
+        """What was read of a bucket."""
+        line, value = found
+        if value is None:
+            return Bucket(epoch, b"", b"")
         # A stranger's flags are not asked for: of bytes that are no tags of ours, none will be found.
-        if not sound(bucket):
+        if not sound(value):
             self._damage.note(self._spots[position][2])
-            bucket = b""
-        return bucket, line.split(b" ")[2][1:]
+            value = b""
+        return Bucket(epoch, value, line.split(b" ")[2][1:])
 
     def _leave(self, link: Link, position: int, won: bytes) -> None:
         """A claim of a message that is done stands in nobody's way: it goes with the next pipeline."""

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from nsqdedupe.memcached.damage import Damage
-from nsqdedupe.memcached.held import Holdings
-from nsqdedupe.memcached.items import CLAIMED, DONE, MARKER_SECONDS, holds, parse, sound, with_tags, without_tags
+from nsqdedupe.memcached.held import Bucket, Holdings
+from nsqdedupe.memcached.items import CLAIMED, DONE, MARKER_SECONDS, parse, sound, with_tags, without_tags
 from nsqdedupe.memcached.link import Link
 from nsqdedupe.memcached.meta import READS, WRITES, Reply, flags_of
 from nsqdedupe.memcached.servers import Servers, Spot
@@ -32,30 +32,18 @@ _JITTER = 0.002
 """Seconds at most between one attempt and the next, so that they do not meet again."""
 
 
-class _Bucket(NamedTuple):
-    """A bucket as it was last read."""
-
-    value: bytes
-    token: bytes
-    """Empty if there was none."""
-
-
 class Buckets:
-    """The buckets of some messages, by server and key, and what is known of them."""
+    """The buckets of some messages, and what is known of them."""
 
     def __init__(self, servers: Servers, damage: Damage, spots: Sequence[Spot]) -> None:
         self._servers = servers
         self._damage = damage
         self._spots = spots
-        self._known: dict[tuple[Link, bytes], _Bucket] = {}
+        self._known: dict[bytes, Bucket] = {}
 
-    def note(self, position: int, value: bytes, token: bytes) -> None:
-        """What a bucket held; of what is noted twice the later state counts."""
-        link, _, key, _ = self._spots[position]
-        known = self._known.get((link, key))
-        # A server's tokens only ever rise.
-        if known is None or int(token or 0) > int(known.token or 0):
-            self._known[link, key] = _Bucket(value, token)
+    def note(self, position: int, bucket: Bucket) -> None:
+        """What a bucket holds."""
+        self._known[self._spots[position][2]] = bucket
 
     def shared(self, positions: Iterable[int]) -> dict[bytes, list[int]]:
         """Positions of one server, by their bucket's key."""
@@ -64,9 +52,9 @@ class Buckets:
             found.setdefault(self._spots[position][2], []).append(position)
         return found
 
-    def known(self, link: Link, key: bytes) -> _Bucket:
+    def known(self, key: bytes) -> Bucket:
         """What a bucket held when it was read."""
-        return self._known[link, key]
+        return self._known[key]
 
     def tags(self, positions: Iterable[int]) -> list[bytes]:
         """The tags of these."""
@@ -81,22 +69,31 @@ class Buckets:
 
         def note(link: Link, replies: list[Reply]) -> None:
             for key, (line, value) in zip(keys[link], replies, strict=True):
-                self._known[link, key] = self._read(key, line, value)
+                self._known[key] = self._read(link.epoch, key, line, value)
 
         self._servers.ask(pipelines, note)
 
-    def _read(self, key: bytes, line: bytes, value: bytes | None) -> _Bucket:
+    def _read(self, epoch: int, key: bytes, line: bytes, value: bytes | None) -> Bucket:
         if value is None:
-            return _Bucket(b"", b"")
+            return Bucket(epoch, b"", b"")
         if not sound(value):
             self._damage.note(key)
             value = b""
-        return _Bucket(value, line.split(b" ")[2][1:])
+        return Bucket(epoch, value, line.split(b" ")[2][1:])
 
 
 def _write(key: bytes, value: bytes, token: bytes) -> bytes:
     """The command that writes a bucket if it is as it was read."""
-    return b"ms %b %d %b\r\n%b\r\n" % (key, len(value), b"C" + token if token else b"ME", value)
+    return b"ms %b %d %b c\r\n%b\r\n" % (key, len(value), b"C" + token if token else b"ME", value)
+
+
+class _Part(NamedTuple):
+    """What is done with one bucket."""
+
+    key: bytes
+    members: list[int]
+    written: bytes | None
+    """What it is to hold; None if it is not written."""
 
 
 class Confirming:
@@ -130,11 +127,12 @@ class Confirming:
         for link, group in groups.items():
             for position in group:
                 held = self._held.of(self._claims[position])
-                if held is None or held.epoch != link.epoch or held.bucket is None:
+                bucket = self._held.bucket(self._spots[position][2], link.epoch)
+                if held is None or held.epoch != link.epoch or bucket is None:
                     strange.append(position)
                 else:
                     self._tokens[position] = held.token
-                    self._buckets.note(position, held.bucket, held.bucket_token)
+                    self._buckets.note(position, bucket)
         if strange:
             again = self._servers.going(self._spots, strange)
             self._buckets.read(again)
@@ -167,41 +165,42 @@ class Confirming:
 
     def _write(self, groups: dict[Link, list[int]], *, marking: bool) -> list[int]:
         """Write the buckets, then turn our claims into markers; those whose bucket has moved."""
-        plans: dict[Link, list[tuple[list[int], bool]]] = {}
+        plans: dict[Link, list[_Part]] = {}
         pipelines = {}
         moved: list[int] = []
         for link, group in groups.items():
-            commands, plans[link] = self._plan(link, group, marking=marking)
+            commands, plans[link] = self._plan(group, marking=marking)
             pipelines[link] = commands, WRITES * len(commands)
             if not commands:
-                self._record(position for members, _ in plans[link] for position in members)
+                self._record(position for part in plans[link] for position in part.members)
 
         def read(link: Link, replies: list[Reply]) -> None:
             said = iter(replies)
-            for members, writes in plans[link]:
-                recorded = not writes or next(said)[0][:2] == b"HD"
+            for key, members, written in plans[link]:
+                line = b"" if written is None else next(said)[0]
                 for position in members if marking else ():
                     if position in self._tokens and next(said)[0][:2] == b"HD":
                         self._ours.add(position)
-                if recorded:
+                if written is None or line[:4] == b"HD c":
                     self._record(members)
+                    if written is not None:
+                        self._held.wrote(key, Bucket(link.epoch, written, line[4:]))
                 else:
                     moved.extend(members)
 
         self._servers.ask(pipelines, read)
         return moved
 
-    def _plan(self, link: Link, group: list[int], *, marking: bool) -> tuple[list[bytes], list[tuple[list[int], bool]]]:
-        """Commands for one server; and, bucket by bucket, whose it is and whether it has to be written."""
+    def _plan(self, group: list[int], *, marking: bool) -> tuple[list[bytes], list[_Part]]:
+        """Commands for one server, and what they do, bucket by bucket."""
         commands: list[bytes] = []
-        plan: list[tuple[list[int], bool]] = []
+        plan: list[_Part] = []
         for key, members in self._buckets.shared(group).items():
-            value, token = self._buckets.known(link, key)
-            tags = self._buckets.tags(members)
-            writes = not all(holds(value, tag) for tag in tags)
-            plan.append((members, writes))
-            if writes:
-                commands.append(_write(key, with_tags(value, tags), token))
+            _, value, token = self._buckets.known(key)
+            written = with_tags(value, self._buckets.tags(members))
+            plan.append(_Part(key, members, None if written == value else written))
+            if written != value:
+                commands.append(_write(key, written, token))
             if marking:
                 commands += [self._marker(position) for position in members if position in self._tokens]
         return commands, plan
@@ -252,15 +251,15 @@ class Forgetting:
 
     def _erase(self, groups: dict[Link, list[int]]) -> None:
         """Take the tags out of the buckets, and the claims away, with tries and markers."""
-        plans: dict[Link, list[tuple[list[int], bool]]] = {}
+        plans: dict[Link, list[_Part]] = {}
         pipelines = {}
         for link, group in groups.items():
             plan = plans[link] = []
             commands: list[bytes] = []
             for key, members in self._buckets.shared(group).items():
-                value, token = self._buckets.known(link, key)
+                _, value, token = self._buckets.known(key)
                 rest = without_tags(value, self._buckets.tags(members))
-                plan.append((members, rest != value))
+                plan.append(_Part(key, members, None if rest == value else rest))
                 if rest != value:
                     commands.append(_write(key, rest, token))
                 commands += [b"md %b\r\n" % self._spots[position][1] for position in members]
@@ -268,8 +267,8 @@ class Forgetting:
 
         def read(link: Link, replies: list[Reply]) -> None:
             said = iter(replies)
-            for members, writes in plans[link]:
-                erased = not writes or next(said)[0][:2] == b"HD"
+            for _, members, written in plans[link]:
+                erased = written is None or next(said)[0][:2] == b"HD"
                 for _ in members:
                     next(said)
                 if erased:

@@ -1,7 +1,8 @@
-"""What this process knows of the claims it has: enough to end each of them in one round trip.
+"""What this process knows of the claims it has, and of their buckets: enough to end each in one round trip.
 
-A hint and no more. It says with which token a claim item and a bucket were last read; whether the claim is still ours
-the server decides, by the token or by the nonce. So it may forget, and is bounded: who is not in it is looked up.
+A hint and no more. It says with which token a claim item and a bucket were last read or written; whether the claim is
+still ours, and the bucket still the same, the server decides. So it may forget, and is bounded: what is not in it is
+looked up.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import NamedTuple
 from nsqdedupe.store import Claim
 
 HELD_AT_MOST = 100_000
-"""Claims, some 500 bytes each: the oldest go first."""
+"""Claims, some 700 bytes each: the oldest go first."""
 
 
 class Held(NamedTuple):
@@ -19,7 +20,7 @@ class Held(NamedTuple):
 
     nonce: bytes
     epoch: int
-    """The connection that the tokens are good for; see `nsqdedupe.memcached.link.Link.epoch`."""
+    """The connection that the token is good for; see `nsqdedupe.memcached.link.Link.epoch`."""
 
     token: bytes
     """Of the claim item, for compare-and-swap."""
@@ -27,41 +28,77 @@ class Held(NamedTuple):
     value: bytes
     """The claim item."""
 
-    bucket: bytes | None
-    """What the bucket held; None if it is not known."""
+    bucket_key: bytes
 
-    bucket_token: bytes
-    """Empty if there was no bucket."""
+
+class Bucket(NamedTuple):
+    """A bucket as it was last read or written."""
+
+    epoch: int
+    value: bytes
+    token: bytes
+    """Empty if there was none."""
 
 
 class Holdings:
-    """The claims of this process, by fingerprint. The latest delivery of a message is the one that counts."""
+    """The claims of this process, by fingerprint, and their buckets.
+
+    The latest delivery of a message is the one that counts. A bucket is known as long as one of its messages is held:
+    so what is confirmed here does not make a stranger of it for those that are confirmed later.
+    """
 
     def __init__(self) -> None:
         self._held: dict[bytes, Held] = {}
+        self._buckets: dict[bytes, Bucket] = {}
+        self._sharers: dict[bytes, int] = {}
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def keep(self, fingerprint: bytes, held: Held) -> None:
-        """Note a claim that is ours now."""
+    def keep(self, fingerprint: bytes, held: Held, bucket: Bucket) -> None:
+        """Note a claim that is ours now, and its bucket as it was read with it."""
+        key, sharers = held.bucket_key, self._sharers
+        if fingerprint not in self._held:
+            sharers[key] = sharers.get(key, 0) + 1
+        self._held[fingerprint] = held
+        self._buckets[key] = bucket
+
+    def renew(self, fingerprint: bytes, held: Held) -> None:
+        """Note that a claim is noted with another token now."""
         self._held[fingerprint] = held
 
     def of(self, claim: Claim) -> Held | None:
         """What is known of a claim, if it is the one that is noted."""
-        held = self._held.get(claim.fingerprint)
-        return held if held is not None and held.nonce == claim.nonce else None
+        held = self._held.get(claim[0])
+        return held if held is not None and held[0] == claim[2] else None
+
+    def bucket(self, key: bytes, epoch: int) -> Bucket | None:
+        """What is known of a bucket on this connection."""
+        bucket = self._buckets.get(key)
+        return bucket if bucket is not None and bucket[0] == epoch else None
+
+    def wrote(self, key: bytes, bucket: Bucket) -> None:
+        """A bucket was written; kept if a message of it is held."""
+        if key in self._sharers:
+            self._buckets[key] = bucket
 
     def drop(self, claim: Claim) -> None:
         """It is not ours any more. Leaves another delivery's."""
-        if self.of(claim) is not None:
-            del self._held[claim.fingerprint]
+        held = self._held.get(claim[0])
+        if held is not None and held[0] == claim[2]:
+            self.forget(claim[0])
 
     def forget(self, fingerprint: bytes) -> None:
         """Whoever has it."""
-        self._held.pop(fingerprint, None)
+        held = self._held.pop(fingerprint, None)
+        if held is not None:
+            key, sharers = held.bucket_key, self._sharers
+            if sharers[key] > 1:
+                sharers[key] -= 1
+            else:
+                del sharers[key], self._buckets[key]
 
     def trim(self) -> None:
         """Drop the oldest of too many."""
         while len(self._held) > HELD_AT_MOST:
-            del self._held[next(iter(self._held))]
+            self.forget(next(iter(self._held)))

@@ -1,8 +1,9 @@
 """One memcached server: connecting to it, leaving it alone while it is away, and coming back.
 
 The connection is made by pymemcache; what is said on it is our own. A connection that failed is closed at once, for
-nobody knows which replies are still on their way. After a failure the server is asked again at growing intervals only,
-so that one that is away costs a batch nothing, and one that hangs costs one timeout now and then.
+nobody knows which replies are still on their way; nor is one used on which anything came unasked. After a failure the
+server is asked again at growing intervals only, so that one that is away costs a batch nothing, and one that hangs
+costs one timeout now and then.
 
 A server that comes back may be another one, or an empty one whose tokens for compare-and-swap begin at 1 again. So it
 proves itself anew, and `Link.epoch` tells tokens of earlier connections from those of this one.
@@ -22,7 +23,7 @@ from nsqdedupe.clock import Clock
 from nsqdedupe.errors import ConfigError, StoreUnavailable
 from nsqdedupe.memcached.meta import WRITES, Reply
 from nsqdedupe.memcached.proof import Mark, prove
-from nsqdedupe.memcached.wire import Talk
+from nsqdedupe.memcached.wire import Talk, silent
 from nsqdedupe.pauses import Pauses
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,8 @@ class Link:
         """Deletes that can wait for the next pipeline, each a whole ``md`` command."""
         self.why = ""
         """Why it is not reached."""
+        self.missed = False
+        """It was told of as not reached, and not yet of as reached."""
         self._address = host, port
         self._terms = terms
         self._connection: socket.socket | None = None
@@ -78,9 +81,9 @@ class Link:
     def ready(self) -> bool:
         """Whether there is a connection. Makes one if it is time to try; blocks for that."""
         if self._connection is not None:
-            if self._process == os.getpid():
-                return True
             # After a fork the connection is the parent's: two who read from it would get each other's replies.
+            if self._process == os.getpid() and silent(self._connection):
+                return True
             self.hang_up()
         if self._refused or (self._quiet_until is not None and self._terms.clock() < self._quiet_until):
             return False
@@ -93,6 +96,9 @@ class Link:
             self.why = str(error)
             logger.error("memcached server not used any more: %s", error)  # noqa: TRY400 - the text says it all
             return False
+        if self.missed:
+            self.missed = False
+            logger.info("memcached reached: %s", self.name)
         return True
 
     def connect(self) -> None:
@@ -135,6 +141,9 @@ class Link:
     def talk(self, commands: Sequence[bytes], kinds: bytes) -> Talk | None:
         """A pipeline to hold; None if there is no connection."""
         if self._connection is None:
+            return None
+        if not silent(self._connection):
+            self.lose(f"{self.name}: said more than it was asked")
             return None
         first, self.leftovers = self.leftovers, []
         return Talk(self._connection, (*first, *commands), WRITES * len(first) + kinds)

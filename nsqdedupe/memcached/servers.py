@@ -65,6 +65,7 @@ class Servers:
             try:
                 link.connect()
             except StoreUnavailable as error:
+                link.missed = True
                 away.append(str(error))
             except BaseException:
                 self.hang_up()

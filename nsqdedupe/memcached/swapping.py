@@ -147,13 +147,11 @@ class Swapping:
     def _ours(self, link: Link, position: int, token: bytes, value: bytes) -> None:
         self.results[position] = True
         claim = self._claims[position]
-        held = self._held.of(claim)
         if not self._lasting:
             self._held.drop(claim)
-        elif held is not None and held.epoch == link.epoch:
-            self._held.keep(claim.fingerprint, held._replace(token=token, value=value))
-        else:
-            self._held.keep(claim.fingerprint, Held(claim.nonce, link.epoch, token, value, None, b""))
+        elif self._held.of(claim) is not None:
+            held = Held(claim.nonce, link.epoch, token, value, self._spots[position][2])
+            self._held.renew(claim.fingerprint, held)
 
     def _not_ours(self, position: int) -> None:
         self.results[position] = False

@@ -69,6 +69,17 @@ class Talk:
         return False
 
 
+def silent(connection: socket.socket) -> bool:
+    """Whether a connection stands, and nothing has come on it that nobody has asked for. Does not block."""
+    try:
+        connection.recv(1)
+    except _NOT_YET:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def converse(talks: Collection[Talk], timeout: float) -> None:
     """Hold all these talks at once. Blocks until each has its replies or its error.
 
