@@ -29,9 +29,8 @@ KIND = "memory"
 NSQDS = 8
 
 
-def questions(nsqds: list[Nsqd], messages: int) -> Mapping[str, Mapping[int, tuple[list[Nsqd], Job]]]:
+def questions(nsqds: list[Nsqd], plain: Job) -> Mapping[str, Mapping[int, tuple[list[Nsqd], Job]]]:
     """For each question and each place on its axis: where the messages are, and the job."""
-    plain = Job(messages=messages)
     return {
         "nsqds": {count: (nsqds[:count], plain) for count in (2, 4, 8)},
         "copies of a message": {copies: (nsqds[:4], replace(plain, copies=copies)) for copies in (2, 3, 4)},
@@ -69,12 +68,12 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--messages", type=int, default=100_000)
     args = settle(parser.parse_args())
-    messages = 5_000 if args.quick else args.messages
+    messages = 2_000 if args.quick else args.messages
     conditions = Conditions()
     with servers(NSQDS) as (nsqds, memcached):
-        asked = questions(nsqds, messages)
+        asked = questions(nsqds, Job(messages=messages, quick=args.quick))
         if args.quick:
-            asked = {question: dict(list(places.items())[:3]) for question, places in asked.items()}
+            asked = {question: dict(list(places.items())[:2]) for question, places in asked.items()}
         results: Results = {question: {place: [] for place in places} for question, places in asked.items()}
         turns = [(question, place) for question, places in asked.items() for place in places]
         for number in range(args.rounds):

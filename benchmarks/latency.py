@@ -88,14 +88,16 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help=f"of each turn, {LONGEST:g} at most")
     args = settle(parser.parse_args())
-    seconds = 0.5 if args.quick else min(args.seconds, LONGEST)
+    seconds = 0.2 if args.quick else min(args.seconds, LONGEST)
     results: dict[str, list[Figures]] = {kind: [] for kind in KINDS}
     conditions = Conditions()
     with servers(2) as (nsqds, memcached):
         publisher = Steadily(nsqds, RATE)
         for number in range(args.rounds):
             for kind in random.sample(KINDS, len(KINDS)):
-                figures = contest(kind, Job(messages=int(RATE * seconds), stamped=True), nsqds, live=publisher)
+                figures = contest(
+                    kind, Job(messages=int(RATE * seconds), stamped=True, quick=args.quick), nsqds, live=publisher
+                )
                 if len(figures["latencies_ms"]) != RATE * seconds:
                     raise SystemExit(f"{kind}: it has not handled every message")
                 results[kind].append(figures)

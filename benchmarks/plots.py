@@ -60,7 +60,9 @@ def lines(
     pyplot = _pyplot(name, results)
     if pyplot is None or results is None:
         return
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(4 * len(panels), 4.5), squeeze=False, layout="constrained")
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(4 * len(panels), 4.5), sharey=True, squeeze=False, layout="constrained"
+    )
     for (title, panel), axis in zip(panels.items(), axes[0], strict=True):
         for label, points in panel.items():
             middles = [statistics.median(values) for values in points.values()]
@@ -70,12 +72,12 @@ def lines(
             axis.set_xscale("log")
         else:
             axis.set_xticks(places)
-        axis.set_ylim(bottom=0)
         axis.set_xlabel(title)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     if len(labels) > 1:
         figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize="small")
     axes[0, 0].set_ylabel(f"{unit}, median and all rounds")
+    axes[0, 0].set_ylim(bottom=0)
     _keep(figure, name, results)
 
 

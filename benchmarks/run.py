@@ -82,6 +82,7 @@ class Suite:
                             max_in_flight=case.max_in_flight,
                             coroutine=case.coroutine,
                             memcached=address,
+                            quick=self._args.quick,
                         )
                         figures = contest(kind, job, nsqds, case.size, number)
                         self._results[name][kind].append(figures)
@@ -143,7 +144,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS), help="contestants")
     args = settle(parser.parse_args())
     if args.quick:
-        args.messages = 20_000
+        args.messages = 2_000
     left_out = {kind: why for kind in args.only if (why := hindrance(of(kind)))}
     wanted = set(args.only) - set(left_out)
     cases = {}

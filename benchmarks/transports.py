@@ -72,7 +72,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--messages", type=int, default=100_000)
     args = settle(parser.parse_args())
-    messages = 10_000 if args.quick else args.messages
+    messages = 2_000 if args.quick else args.messages
     conditions = Conditions()
     with tempfile.TemporaryDirectory() as folder:
         authority, flags = certificates(Path(folder))
@@ -82,7 +82,7 @@ def main() -> None:
             for number in range(args.rounds):
                 for transport, kind in random.sample(list(contestants), len(contestants)):
                     connection = contestants[transport, kind]
-                    job = Job(messages=messages // (5 if kind == STOCK else 1), connection=connection)
+                    job = Job(messages=messages // (5 if kind == STOCK else 1), connection=connection, quick=args.quick)
                     figures = contest(kind, job, nsqds, seed=number)
                     results[transport, kind].append(figures)
                     print(f"round {number + 1}, {transport}, {kind}: {figures}", file=sys.stderr)
