@@ -22,7 +22,7 @@ SERVERS = NSQ_BIN_DIR="$$($(PY) tools/build-nsq --print-dir)" && \
   MEMCACHED="$$($(PY) tools/get-memcached --print-path)" && export NSQ_BIN_DIR MEMCACHED
 
 .DEFAULT_GOAL := help
-.PHONY: help install lint format types wheel test pynsq-tests servers mutants mutmut demo bench clean
+.PHONY: help install lint format types wheel test pynsq-tests servers mutants mutmut demo demo-cluster bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -97,6 +97,9 @@ mutmut: .venv/mutation.stamp ## change floors 1 to 5 in every small way: an hour
 demo: .venv/runtime.stamp ## two nsqds, consumers, kills: what is lost? (INPUT=FILE, MESSAGES=N, OBSERVE=1)
 	@$(SERVERS) && $(PY) -m nsqdedupe demo $(if $(INPUT),--input '$(INPUT)') $(if $(MESSAGES),--messages '$(MESSAGES)') \
 	  $(if $(filter-out 0,$(OBSERVE)),--observe) $(ARGS)
+
+demo-cluster: .venv/runtime.stamp ## consumers that share a memcached, kills: what is lost? (MESSAGES=N)
+	@$(SERVERS) && $(PY) -m nsqdedupe demo-cluster $(if $(MESSAGES),--messages '$(MESSAGES)')
 
 bench: .venv/bench.stamp ## run the benchmarks (BENCH: names of some, ARGS: their options)
 	@$(SERVERS) && for name in $(BENCH); do $(PY) benchmarks/$$name.py $(ARGS) || exit 1; done

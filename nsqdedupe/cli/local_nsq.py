@@ -195,8 +195,8 @@ class Nsqd(_NsqServer):
         registers = [f"--lookupd-tcp-address={lookupd.tcp_address}" for lookupd in self._lookupds]
         return [*super()._own_flags(), f"--https-address={HOST}:0", f"--data-path={self.directory}", *registers]
 
-    def _one(self, field: str, name: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
-        for entry in entries:
+    def _one(self, field: str, name: str, entries: list[dict[str, Any]] | None) -> dict[str, Any]:
+        for entry in entries or ():  # null, if it knows none
             if entry[field] == name:
                 return entry
         raise LookupError(f"nsqd on {self.http_address} has no {field} {name!r}")

@@ -78,7 +78,9 @@ def test_unfinished_counts_deferred_messages_and_depth_does_not(nsqd: Nsqd, topi
     assert nsqd.depth(topic, channel) == 0
 
 
-def test_an_unknown_channel_is_an_error_and_not_an_empty_one(nsqd: Nsqd, topic: str) -> None:
+def test_an_unknown_topic_or_channel_is_an_error_and_not_an_empty_one(nsqd: Nsqd, topic: str) -> None:
+    with pytest.raises(LookupError, match=topic):
+        nsqd.depth(topic)
     nsqd.create_topic(topic)
     with pytest.raises(LookupError, match="nowhere"):
         nsqd.depth(topic, "nowhere")
