@@ -11,25 +11,30 @@ out through a `Port`. The life of a message and the reason for every rule are in
 This file is the way of a message to its handler; `nsqdedupe.outcomes` is the way out, `nsqdedupe.keeper` what
 time and lost connections do in between, `nsqdedupe.registry` what the three of them know.
 
-All times are seconds on one monotonic clock. Nothing here blocks unless the store or a handler does.
+All times are seconds on one monotonic clock. Nothing here blocks unless a handler does: where the store's answers
+take a while, they come to `_claimed`, and what they were for may be gone by then.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from nsqdedupe.calls import Calls, Inline
 from nsqdedupe.clock import Clock, monotonic
-from nsqdedupe.delivery import Delivery, Outcome, Source, State
-from nsqdedupe.keeper import Keeper
+from nsqdedupe.delivery import Care, Delivery, Outcome, Source, State
+from nsqdedupe.keeper import OLD_WAITING, Keeper
 from nsqdedupe.ledger import Ledger
 from nsqdedupe.metrics import Events
 from nsqdedupe.observer import Observer
 from nsqdedupe.outcomes import AFTER_OTHERS, Outcomes, jitter
 from nsqdedupe.port import Port
 from nsqdedupe.registry import Registry, poll_from_now_on
-from nsqdedupe.store import Store, Verdict
+from nsqdedupe.store import Answer, Release, Store, Verdict
+from nsqdedupe.traces import Traces
 
 OUTAGE_DELAY = 5.0
 """How long a copy goes back for when the store is away and the user chose to requeue."""
@@ -53,9 +58,14 @@ class Deduper:
 
         events: counters beside the outcomes.
 
+        calls: how the store is called; None: at once, which only a store that does not block may be.
+
         observe: handle everything; only count, in ``events.observed``, what would have been finished unprocessed.
 
         max_tries: failed handler runs after which a message is given up; 0: never.
+
+        max_crashes: handler runs that were never heard of again after which it is, too; 0: never. Counted from each
+            copy's second delivery on.
 
         requeue_delay: times the message's tries: how long a failed message waits by default.
 
@@ -70,13 +80,17 @@ class Deduper:
         port: Port,
         *,
         events: Events,
+        calls: Calls | None = None,
         max_tries: int,
+        max_crashes: int = 0,
         requeue_delay: float,
         on_store_error: Literal["process", "requeue"] = "process",
         observe: bool = False,
         clock: Clock = monotonic,
     ) -> None:
-        ledger = Ledger(store, events=events, clock=clock) if store is not None else None
+        ledger = None
+        if store is not None:
+            ledger = Ledger(store, calls=calls or Inline(), events=events, clock=clock)
         self._observer = Observer(ledger, events=events, clock=clock) if ledger is not None and observe else None
         self._ledger = None if observe else ledger
         self._port = port
@@ -90,9 +104,12 @@ class Deduper:
             self._ledger, self._registry, port, events=events, requeue_delay=requeue_delay, clock=clock
         )
         self._keeper = Keeper(ledger, self._registry, self._outcomes, clock)
+        self._max_crashes = max_crashes if ledger is not None else 0
+        self._traces = Traces(ledger, self._start_traced) if ledger is not None and max_crashes else None
         self._ready: deque[Delivery] = deque()
         self._answered: list[Delivery] = []
         self._working = False
+        self._draining = False
 
     # -- arrival ---------------------------------------------------------------------------------
 
@@ -115,6 +132,7 @@ class Deduper:
             elif fingerprint is None or ledger is None:
                 # Where nothing counts the message's tries, nsqd's count of the copy's attempts has to do.
                 delivery.tries = delivery.attempts - 1
+                delivery.care = Care.TRIES
                 self._get_ready_unprotected(delivery)
             elif behind and ledger.knows(fingerprint):
                 self._outcomes.duplicates([delivery])
@@ -127,38 +145,81 @@ class Deduper:
             poll = since <= self._outcomes.failed_at or self._clock() - since > JUST_NOW
             for delivery, claim in zip(asked, self._registry.claims_for(asked, poll=poll), strict=True):
                 delivery.claim = claim
-            self._ask(asked)
+            self._ask(asked, first=True)
 
-    def _ask(self, asked: Sequence[Delivery]) -> None:
+    def _ask(self, asked: Sequence[Delivery], *, first: bool = False) -> None:
         """Claim what these deliveries want, and act on each answer."""
         ledger = self._ledger
         assert ledger is not None  # noqa: S101 - without a store nothing is asked
         now = self._clock()  # before the call: a lease must not be believed longer than the store's
-        answers = ledger.claim([delivery.claim for delivery in asked if delivery.claim is not None])
-        if answers is None:
-            self._out_of_reach(asked)
-            return
-        ready = self._ready
+        claims = [delivery.claim for delivery in asked if delivery.claim is not None]
+        ledger.claim(claims, functools.partial(self._claimed, asked, now, first=first))
+
+    def _claimed(self, asked: Sequence[Delivery], now: float, answers: Sequence[Answer | None], *, first: bool) -> None:
+        """The store has answered."""
+        waited = self._ledger is not None and self._ledger.waits
+        if waited:
+            asked, answers = self._still_here(asked, answers)
+        ready, max_crashes = self._ready, self._max_crashes
         done: list[Delivery] = []
-        for delivery, (verdict, tries, lease_left, held, _) in zip(asked, answers, strict=True):
+        unanswered: list[Delivery] = []
+        for delivery, answer in zip(asked, answers, strict=True):
+            if answer is None:
+                unanswered.append(delivery)
+                continue
+            verdict = answer[0]
             if verdict is _NEW:
                 if delivery.state is State.WAITING:
                     self._registry.waiting.remove(delivery)
                     self._events.takeovers += 1
-                if tries:
-                    delivery.tries = tries
+                if answer[1] or max_crashes:
+                    self._take_care(delivery, answer)
                 delivery.claimed_at = now
                 delivery.state = _READY
                 ready.append(delivery)
             elif verdict is _DONE:
                 done += self._registry.remove(delivery)
                 done.append(delivery)
-            elif held:
-                self._outcomes.defer_group(delivery, lease_left + AFTER_OTHERS + jitter())
             else:
-                self._wait(delivery, lease_left, now)
+                self._not_now(delivery, answer, now)
         if done:
             self._outcomes.duplicates(done)
+        self._out_of_reach(unanswered)
+        if first and waited:
+            self._port.looked_up(asked)
+
+    def _take_care(self, delivery: Delivery, answer: Answer) -> None:
+        if answer.tries:
+            delivery.tries = answer.tries
+            delivery.care = Care.TRIES
+        if self._max_crashes and (answer.starts or delivery.attempts > 1):
+            delivery.care = Care.DOOMED if answer.starts >= self._max_crashes else Care.TRACE
+
+    def _not_now(self, delivery: Delivery, answer: Answer, now: float) -> None:
+        """Another copy is being handled, or a failed one is held."""
+        if answer.held:
+            self._outcomes.defer_group(delivery, answer.lease_left + AFTER_OTHERS + jitter())
+        else:
+            self._wait(delivery, answer.lease_left, now)
+
+    def _still_here(
+        self, asked: Sequence[Delivery], answers: Sequence[Answer | None]
+    ) -> tuple[list[Delivery], list[Answer | None]]:
+        """Without those that went away while the store was asked; a claim that they got is given back."""
+        here: list[Delivery] = []
+        theirs: list[Answer | None] = []
+        for delivery, answer in zip(asked, answers, strict=True):
+            gone = delivery.state is State.ANSWERED
+            if not gone and delivery.source.open:
+                here.append(delivery)
+                theirs.append(answer)
+                continue
+            if answer is not None and answer.verdict is _NEW and delivery.claim is not None:
+                self._outcomes.give_back([Release(delivery.claim)])
+            if not gone:
+                # Its connection was lost: those that stand by it on others ask for themselves.
+                self._outcomes.abandon_owner(delivery)
+        return here, theirs
 
     def _get_ready_unprotected(self, delivery: Delivery) -> None:
         if self._observer is None:
@@ -196,13 +257,16 @@ class Deduper:
             self._outcomes.abandon(older)
 
     def _room(self) -> int:
-        return self._port.waiting_limit() - self._registry.waiting.copies
+        return 0 if self._draining else self._port.waiting_limit() - self._registry.waiting.copies
 
     def _wait(self, delivery: Delivery, lease_left: float, now: float) -> None:
         """The owner is elsewhere: ask again, ever more slowly."""
         if delivery.state is not State.WAITING:
             if self._room() <= 0:
                 self._outcomes.defer_group(delivery, AFTER_OTHERS + jitter())
+                return
+            if self._clock() - delivery.since > delivery.source.msg_timeout * OLD_WAITING:
+                self._outcomes.defer_group(delivery, lease_left + AFTER_OTHERS + jitter())
                 return
             self._events.standbys += 1
             poll_from_now_on(delivery)
@@ -236,7 +300,7 @@ class Deduper:
                 delivery = ready.popleft()
                 if delivery.state is not _READY:
                     continue
-                if now - delivery.since > delivery.source.fresh_for or delivery.claim is None or delivery.tries:
+                if delivery.care or now - delivery.since > delivery.source.fresh_for or delivery.claim is None:
                     self._start(delivery, now)
                 else:
                     delivery.state = _RUNNING
@@ -262,10 +326,14 @@ class Deduper:
             # nsqd is about to give it out again: that delivery will be handled, this one is not ours any more.
             self._outcomes.let_go(delivery)
             return
-        if delivery.protected and now - delivery.claimed_at > source.lease / 2 and not self._renew(delivery, now):
+        if delivery.protected and now - delivery.claimed_at > source.lease / 2:
+            self._renew(delivery, now)
+            return
+        if delivery.care is Care.TRACE and self._traces is not None:
+            self._traces.leave(delivery)
             return
         delivery.state = State.RUNNING
-        if 0 < self.max_tries <= delivery.tries:
+        if 0 < self.max_tries <= delivery.tries or delivery.care is Care.DOOMED:
             self._port.give_up(delivery)
         elif self._port.run(delivery):
             self.answer(delivery, _HANDLED)
@@ -273,19 +341,42 @@ class Deduper:
             delivery.claimed_at = now
             self._keeper.unclaimed.add(delivery)
 
-    def _renew(self, delivery: Delivery, now: float) -> bool:
-        """Extend the leases of all that wait for their turn; False if this one's claim was lost."""
+    def _renew(self, delivery: Delivery, now: float) -> None:
+        """Extend the leases of this one and of all that wait for their turn. Those that are still ours go on."""
         old = [
             other
             for other in (delivery, *self._ready)
             if other.state is State.READY and other.protected and now - other.claimed_at > other.source.lease / 2
         ]
-        lost = self._keeper.extend(old, now)
-        for other in lost:
-            poll_from_now_on(other)
-        if lost:
-            self._ask(lost)
-        return delivery not in lost
+        for other in old:
+            other.state = State.ASKED
+
+        def extended(lost: Sequence[Delivery]) -> None:
+            for other in lost:
+                poll_from_now_on(other)
+            kept = [other for other in old if other not in lost]
+            for other in kept:
+                if other.source.open:
+                    other.state = State.READY
+                else:
+                    self._outcomes.let_go(other)
+            # To where they were: what comes of their old places in the queue is that each is met twice.
+            self._ready.extendleft(reversed(kept))
+            if lost:
+                self._ask(lost)
+
+        self._keeper.extend(old, now, extended)
+
+    def _start_traced(self, delivery: Delivery, *, ours: bool) -> None:
+        if not ours:
+            poll_from_now_on(delivery)
+            self._ask([delivery])
+        elif not delivery.source.open:
+            self._outcomes.let_go(delivery)
+        else:
+            delivery.state = State.READY
+            self._ready.appendleft(delivery)
+            self.work(-math.inf)  # this one, and no other
 
     def touch(self, delivery: Delivery) -> None:
         """The handler asks for more time: its lease starts anew, as nsqd's timeout does."""
@@ -340,7 +431,8 @@ class Deduper:
         self._keeper.lost(source, self._ready)
 
     def drain(self) -> None:
-        """Send back who waits for an owner elsewhere: this reader is about to stop."""
+        """Send back who waits for an owner elsewhere, now and from now on: this reader is about to stop."""
+        self._draining = True
         self._keeper.drain()
 
     @property

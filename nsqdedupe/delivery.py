@@ -33,6 +33,21 @@ class State(enum.Enum):
     """Nothing more is to come of it."""
 
 
+class Care(enum.IntEnum):
+    """What is to be seen to before a delivery is started, besides its age."""
+
+    NONE = 0
+
+    TRIES = enum.auto()
+    """Its message has failed before, perhaps too often."""
+
+    TRACE = enum.auto()
+    """Its run is to leave a trace in the store first."""
+
+    DOOMED = enum.auto()
+    """Too many runs of its message ended with their process: it is given up."""
+
+
 class Outcome(enum.Enum):
     """How a handler run ended."""
 
@@ -100,6 +115,9 @@ class Delivery:
 
     tries: int = 0
     """Handler runs of its message that had failed when it was claimed."""
+
+    care: Care = Care.NONE
+    """What is to be seen to before it is started."""
 
     claim: Claim | None = None
     """With what it asked for its message; None: nothing is de-duplicated, or it has no fingerprint."""

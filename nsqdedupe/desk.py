@@ -27,6 +27,7 @@ from nsqdedupe.handling import Handling
 from nsqdedupe.line import LATEST, Line
 from nsqdedupe.message import Message
 from nsqdedupe.metrics import Events, Tally
+from nsqdedupe.offload import Offload
 from nsqdedupe.store import Store
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,8 @@ class Desk(Answering):
         self._fingerprint = fingerprint
         self._events = events
         self._tallies = tallies
-        self._deduper = Deduper(store, self, events=events, max_tries=0, requeue_delay=0)
+        calls = Offload(self.wake) if store.traits.blocking else None
+        self._deduper = Deduper(store, self, events=events, calls=calls, max_tries=0, requeue_delay=0)
         self.handling = Handling(_Hooks(name), self._places, answer=self._answer, touch=self._touch, retry_delay=0)
         """Whom messages answer to."""
         self.give_up = self.handling.give_up
@@ -115,11 +117,18 @@ class Desk(Answering):
             # nsqd has given it out again all the same: this delivery is the one to answer.
             self._forget(self._parked[message.owner][1])
         self._deduper.take([message])
-        if message.state is not State.READY and line.tests:
+        if message.state not in (State.ASKED, State.READY) and line.tests:
             let_another_test(line.reader, conn)
         self._go_on()
         for line in self._lines.values():
             line.flush_in_time(began)
+
+    def looked_up(self, deliveries: Sequence[Delivery], /) -> None:
+        """What was to end a backoff may have been a copy; see `let_another_test`."""
+        for message in cast("Sequence[AdoptedMessage]", deliveries):
+            line = self._lines.get(message.conn)
+            if line is not None and line.tests and message.state is not State.READY:
+                let_another_test(line.reader, message.conn)
 
     def _opened(self, conn: nsq.AsyncConn) -> Line:
         reader = reader_of(conn)

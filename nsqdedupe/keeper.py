@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from nsqdedupe.clock import Clock
 from nsqdedupe.delivery import Delivery, Source, State
@@ -21,6 +21,9 @@ OLD_WAITING = 0.5
 
 SWEEP_EVERY = 1.0
 """Seconds between looks at what is in hand; less where a message timeout is short."""
+
+
+def _nothing(_: object) -> None: ...
 
 
 class Keeper:
@@ -70,14 +73,20 @@ class Keeper:
             self.extend(running, now)
         self._let_unclaimed_go(now)
 
-    def extend(self, deliveries: Iterable[Delivery], now: float) -> list[Delivery]:
-        """Let leases start anew; returns those whose claim is another's now."""
-        claims = {delivery: delivery.claim for delivery in deliveries if delivery.claim is not None}
+    def extend(
+        self, deliveries: Iterable[Delivery], now: float, then: Callable[[list[Delivery]], None] = _nothing
+    ) -> None:
+        """Let leases start anew; ``then`` gets those whose claim is another's now."""
+        asked = [delivery for delivery in deliveries if delivery.claim is not None]
+        claims = [delivery.claim for delivery in asked if delivery.claim is not None]
         assert self._ledger is not None  # noqa: S101 - who has a claim has it from a store
-        ours = self._ledger.extend(list(claims.values()))
-        for delivery in claims:
+        for delivery in asked:
             delivery.claimed_at = now
-        return [delivery for delivery, mine in zip(claims, ours, strict=True) if not mine]
+
+        def extended(ours: Sequence[bool]) -> None:
+            then([delivery for delivery, mine in zip(asked, ours, strict=True) if not mine])
+
+        self._ledger.extend(claims, extended)
 
     def _let_unclaimed_go(self, now: float) -> None:
         """Count as unanswered what has no claim whose lease could end."""

@@ -6,10 +6,12 @@ but could not be confirmed is remembered here, for a while, and answers as done 
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+from nsqdedupe.calls import Calls, Verb
 from nsqdedupe.clock import Clock
 from nsqdedupe.errors import StoreError
 from nsqdedupe.metrics import Events
@@ -23,27 +25,36 @@ UNCONFIRMED_LIMIT = 100_000
 UNCONFIRMED_SECONDS = 600.0
 """How long each is kept."""
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+CATCH_UP = 1000
+"""How many of them are confirmed in one call, so that a store that is back is not drowned."""
 
 
 class Ledger:
     """A store whose failures are answers, not exceptions.
 
+    Every verb takes a function that gets the results: at once where the store does not block, else later, in the
+    order of the calls of that verb.
+
     Args:
         store: what is asked.
+
+        calls: how it is called.
 
         events: counts errors, outages and late confirms.
 
         clock: for how long a success is kept.
     """
 
-    def __init__(self, store: Store, *, events: Events, clock: Clock) -> None:
+    def __init__(self, store: Store, *, calls: Calls, events: Events, clock: Clock) -> None:
         self._store = store
+        self._calls = calls
         self._events = events
         self._clock = clock
         self._outage = False
         self._unconfirmed: dict[bytes, tuple[Claim, float]] = {}
+        self._catching_up = False
+        self.waits = calls.waits
+        """Whether anything else may happen between a call and its results."""
 
     @property
     def behind(self) -> bool:
@@ -54,66 +65,82 @@ class Ledger:
         """Whether this message was handled here, and the store has not been told yet."""
         return fingerprint in self._unconfirmed
 
-    def claim(self, claims: Sequence[Claim]) -> Sequence[Answer] | None:
-        """An answer for each claim, or None if the store did not answer."""
-        return self._call(self._store.claim, claims)
+    def claim(self, claims: Sequence[Claim], then: Callable[[Sequence[Answer | None]], None]) -> None:
+        """An answer for each claim; None where the store gave none."""
+        self._call(self._store.claim, claims, then)
 
-    def confirm(self, claims: Sequence[Claim]) -> Sequence[bool]:
+    def confirm(self, claims: Sequence[Claim], then: Callable[[Sequence[bool]], None]) -> None:
         """Record successes, now or when the store is back. Whether each claim was still ours."""
-        ours = self._call(self._store.confirm, claims)
-        if ours is not None:
-            return ours
+
+        def recorded(ours: Sequence[bool | None]) -> None:
+            if None in ours:
+                self._keep(claim for claim, mine in zip(claims, ours, strict=True) if mine is None)
+            then([mine is not False for mine in ours])
+
+        self._call(self._store.confirm, claims, recorded)
+
+    def release(self, releases: Sequence[Release], then: Callable[[], None]) -> None:
+        """Give claims back; those that the store does not take end by their lease."""
+        self._call(self._store.release, releases, lambda _: then())
+
+    def extend(self, claims: Sequence[Claim], then: Callable[[Sequence[bool]], None]) -> None:
+        """Whether each claim is still ours. Without an answer they are taken to be."""
+        self._call(self._store.extend, claims, lambda ours: then([mine is not False for mine in ours]))
+
+    def start(self, claims: Sequence[Claim], then: Callable[[Sequence[bool]], None]) -> None:
+        """Leave a trace of runs that are about to begin; else as `extend`."""
+        self._call(self._store.start, claims, lambda ours: then([mine is not False for mine in ours]))
+
+    def catch_up(self) -> None:
+        """Try again to confirm what could not be confirmed; forget what is too old."""
+        if not self._unconfirmed or self._catching_up:
+            return
+        now = self._clock()
+        for fingerprint in [f for f, (_, deadline) in self._unconfirmed.items() if deadline <= now]:
+            del self._unconfirmed[fingerprint]
+        claims = [claim for claim, _ in itertools.islice(self._unconfirmed.values(), CATCH_UP)]
+        if not claims:
+            return
+
+        def recorded(ours: Sequence[bool | None]) -> None:
+            self._catching_up = False
+            for claim, mine in zip(claims, ours, strict=True):
+                if mine is not None:
+                    self._unconfirmed.pop(claim.fingerprint, None)
+            if None not in ours:
+                self.catch_up()
+
+        self._catching_up = True
+        # Each was counted when it failed first.
+        self._call(self._store.confirm, claims, recorded, count=False)
+
+    def _keep(self, claims: Iterable[Claim]) -> None:
         deadline = self._clock() + UNCONFIRMED_SECONDS
         for claim in claims:
             self._unconfirmed[claim.fingerprint] = (claim, deadline)
         while len(self._unconfirmed) > UNCONFIRMED_LIMIT:
             del self._unconfirmed[next(iter(self._unconfirmed))]
-        return [True] * len(claims)
-
-    def release(self, releases: Sequence[Release]) -> None:
-        """Give claims back; those that the store does not take end by their lease."""
-        self._call(self._store.release, releases)
-
-    def extend(self, claims: Sequence[Claim]) -> Sequence[bool]:
-        """Whether each claim is still ours. Without an answer they are taken to be."""
-        ours = self._call(self._store.extend, claims)
-        return [True] * len(claims) if ours is None else ours
-
-    def catch_up(self) -> None:
-        """Try again to confirm what could not be confirmed; forget what is too old."""
-        if not self._unconfirmed:
-            return
-        claims = [claim for claim, _ in self._unconfirmed.values()]
-        errors = self._events.store_errors
-        if self._call(self._store.confirm, claims) is not None:
-            self._unconfirmed.clear()
-            return
-        self._events.store_errors = errors  # each was counted when it failed first
-        now = self._clock()
-        for fingerprint in [f for f, (_, deadline) in self._unconfirmed.items() if deadline <= now]:
-            del self._unconfirmed[fingerprint]
 
     def _call(
-        self, verb: Callable[[Sequence[Item]], Sequence[Result]], items: Sequence[Item]
-    ) -> Sequence[Result] | None:
-        try:
-            results = _one_each(verb(items), items)
-        except Exception as error:
-            # Not only a StoreError: a store of somebody else's may raise anything, and nothing may be lost.
-            self._events.store_errors += len(items)
-            if not self._outage:
-                self._outage = True
-                self._events.outages += 1
-                unexpected = not isinstance(error, StoreError)
-                logger.warning("store out of reach: %s: %s", type(error).__name__, error, exc_info=unexpected)
-            return None
-        if self._outage:
-            self._outage = False
-            logger.info("store is back")
-        return results
+        self, verb: Verb, items: Sequence[Any], then: Callable[[Sequence[Any]], None], *, count: bool = True
+    ) -> None:
+        def take_note(results: Sequence[Any], error: Exception | None) -> None:
+            if error is not None:
+                if count:
+                    self._events.store_errors += sum(result is None for result in results)
+                self._note_outage(error)
+            elif self._outage and not self._store.unreachable():
+                self._outage = False
+                logger.info("store is back")
+            then(results)
 
+        self._calls.submit(verb, items, take_note)
 
-def _one_each(results: Sequence[Result], items: Sequence[Item]) -> Sequence[Result]:
-    if len(results) != len(items):
-        raise StoreError(f"the store gave {len(results)} answers for {len(items)}")
-    return results
+    def _note_outage(self, error: Exception) -> None:
+        if not self._outage:
+            self._outage = True
+            self._events.outages += 1
+            unexpected = not isinstance(error, StoreError)
+            logger.warning(
+                "store out of reach: %s: %s", type(error).__name__, error, exc_info=error if unexpected else None
+            )

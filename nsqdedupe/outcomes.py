@@ -7,7 +7,7 @@ registry and tells the port. A copy is finished unprocessed in one place, `Outco
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from nsqdedupe.clock import Clock
 from nsqdedupe.delivery import CONFIRMS, Delivery, Outcome, State
@@ -30,6 +30,9 @@ _RUNNING, _ANSWERED, _HANDLED = State.RUNNING, State.ANSWERED, Outcome.HANDLED
 def jitter() -> float:
     """A little more than nothing, so that copies that go back together do not come back together."""
     return random.uniform(0.1, 0.5)
+
+
+def _nothing() -> None: ...
 
 
 class Outcomes:
@@ -72,11 +75,46 @@ class Outcomes:
 
     def settle(self, answered: Sequence[Delivery]) -> None:
         """Confirm and release what was answered, in one call each; only then answer nsqd."""
-        confirmed = [d for d in answered if d.outcome in CONFIRMS and d.claim is not None]
-        if confirmed:
-            self._confirm(confirmed)
-        if len(confirmed) < len(answered):
-            self._release([d for d in answered if d.outcome not in CONFIRMS])
+        done = [d for d in answered if d.outcome in CONFIRMS and d.claim is not None]
+        if not done:
+            self._release(answered)
+            return
+        ledger = self._ledger
+        assert ledger is not None  # noqa: S101 - who has a claim has it from a store
+
+        def confirmed(ours: Sequence[bool]) -> None:
+            if not all(ours):
+                late = [d for d, mine in zip(done, ours, strict=True) if d.protected and not mine]
+                self._events.late_confirms += len(late)
+            if len(done) < len(answered):
+                self._release(answered)
+            else:
+                self._answer(answered)
+
+        ledger.confirm([delivery.claim for delivery in done if delivery.claim is not None], confirmed)
+
+    def _release(self, answered: Sequence[Delivery]) -> None:
+        """Settle on the delay of each run that did not succeed, and give its claim up for that long."""
+        releases = []
+        failures = False
+        for delivery in answered:
+            if delivery.outcome in CONFIRMS:
+                continue
+            failures = True
+            failed = delivery.outcome is Outcome.FAILED
+            delivery.delay = min(self._delay(delivery), MAX_DELAY)
+            if delivery.claim is not None:
+                releases.append(Release(delivery.claim, failed, delivery.delay if failed else 0.0))
+
+        def released() -> None:
+            if failures:
+                self.failed_at = self._clock()
+            self._answer(answered)
+
+        self.give_back(releases, released)
+
+    def _answer(self, answered: Sequence[Delivery]) -> None:
+        """Answer nsqd for what is recorded now."""
         remove = self._registry.remove
         handled: list[Delivery] = []
         done: list[Delivery] = []
@@ -100,25 +138,6 @@ class Outcomes:
         if done:
             self.duplicates(done)
 
-    def _confirm(self, deliveries: Sequence[Delivery]) -> None:
-        ledger = self._ledger
-        assert ledger is not None  # noqa: S101 - who has a claim has it from a store
-        ours = ledger.confirm([delivery.claim for delivery in deliveries if delivery.claim is not None])
-        if not all(ours):
-            late = [d for d, mine in zip(deliveries, ours, strict=True) if d.protected and not mine]
-            self._events.late_confirms += len(late)
-
-    def _release(self, deliveries: Sequence[Delivery]) -> None:
-        """Settle on the delay of each run that did not succeed, and give its claim up for that long."""
-        releases = []
-        for delivery in deliveries:
-            failed = delivery.outcome is Outcome.FAILED
-            delivery.delay = min(self._delay(delivery), MAX_DELAY)
-            if delivery.claim is not None:
-                releases.append(Release(delivery.claim, failed, delivery.delay if failed else 0.0))
-        self._give_back(releases)
-        self.failed_at = self._clock()
-
     def _delay(self, delivery: Delivery) -> float:
         if delivery.outcome is Outcome.INVALID:
             return 0.0
@@ -126,9 +145,12 @@ class Outcomes:
             return delivery.delay
         return self.requeue_delay * (delivery.tries + 1) if delivery.outcome is Outcome.FAILED else 1.0 + jitter()
 
-    def _give_back(self, releases: Sequence[Release]) -> None:
+    def give_back(self, releases: Sequence[Release], then: Callable[[], None] = _nothing) -> None:
+        """Give claims up; ``then`` comes when the store was told, or could not be."""
         if self._ledger is not None and releases:
-            self._ledger.release(releases)
+            self._ledger.release(releases, then)
+        else:
+            then()
 
     def _end(self, delivery: Delivery) -> None:
         """Answer nsqd for a run, and for those that shared its outcome."""
@@ -189,7 +211,7 @@ class Outcomes:
     def let_go(self, delivery: Delivery) -> None:
         """It has the message but will not be handled: another copy may have it at once."""
         if delivery.claim is not None:
-            self._give_back([Release(delivery.claim)])
+            self.give_back([Release(delivery.claim)])
         self.abandon_owner(delivery)
 
     def _promote(self, standbys: Sequence[Delivery]) -> None:

@@ -29,6 +29,9 @@ class Port(Protocol):
     def hold(self, delivery: Delivery, /) -> None:
         """It waits for another copy's outcome, and takes one of the places in flight meanwhile."""
 
+    def looked_up(self, deliveries: Sequence[Delivery], /) -> None:
+        """The store, which took a while, has answered for these, which came together."""
+
     def wake(self) -> None:
         """Call `Deduper.work` soon."""
 

@@ -27,6 +27,7 @@ from nsqdedupe.lookupd import Lookupds
 from nsqdedupe.message import Message
 from nsqdedupe.metrics import Events, Stats
 from nsqdedupe.neighbours import Neighbours
+from nsqdedupe.offload import Offload
 from nsqdedupe.options import check_options
 from nsqdedupe.runner import Runner
 from nsqdedupe.store import Store
@@ -90,6 +91,11 @@ class DedupeReader(nsq.Reader, Client):
         on_store_error: what becomes of messages while the store is out of reach: ``"process"`` handles
             them, maybe twice; ``"requeue"`` sends them back.
 
+        max_crashes: handler runs of a message that ended with their process, as far as can be told, after which it is
+            given up; 0: never. Counted from each copy's second delivery on, for which it costs a round trip to the
+            store; what ran beside the message in the same process may be counted too. Needs a store that
+            outlives the process.
+
         observe: look on. Every delivery is handled as `nsq.Reader` would, and ``stats.observed`` counts those
             that would have been finished unprocessed; nothing is dropped, held or deferred.
 
@@ -129,6 +135,7 @@ class DedupeReader(nsq.Reader, Client):
         store: Store | Literal[False] | None = None,
         secret: bytes | None = None,
         on_store_error: Literal["process", "requeue"] = "process",
+        max_crashes: int = 0,
         observe: bool = False,
         **kwargs: Any,  # noqa: ANN401 - pynsq's options, checked below
     ) -> None:
@@ -163,6 +170,12 @@ class DedupeReader(nsq.Reader, Client):
             store = MemoryStore(window=WINDOW, recall=RECALL)
         elif store is not False and not isinstance(store, Store):
             raise checks.refuse("store", store, "a Store, None or False", "for example MemoryStore(window=1_000_000)")
+        checks.integer("max_crashes", max_crashes, 0)
+        if max_crashes and (store is False or not store.traits.shared):
+            raise ConfigError(
+                f"max_crashes={max_crashes}: a store in this process forgets with it what crashed; "
+                "leave it out, or use a shared store"
+            )
         fingerprint = None
         if store is not False:
             fingerprint = fingerprinter(topic, channel, key, secret)
@@ -178,7 +191,9 @@ class DedupeReader(nsq.Reader, Client):
                 None if store is False else store,
                 port,
                 events=events,
+                calls=Offload(port.wake) if store is not False and store.traits.blocking else None,
                 max_tries=max_tries,
+                max_crashes=max_crashes,
                 requeue_delay=options.get("requeue_delay", 90),
                 on_store_error=on_store_error,
                 observe=observe,

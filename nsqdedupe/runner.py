@@ -32,6 +32,8 @@ SLICE = 0.008
 TICK = 0.25
 """Seconds between looks at leases and sockets; less where the message timeout is short."""
 
+_MAY_RUN = (State.ASKED, State.READY)
+
 BACKLOG = 8 << 20
 """Bytes read and not yet handled at which reading pauses. Until then heartbeats are never kept waiting."""
 
@@ -168,7 +170,7 @@ class Runner(Answering):
         self._deduper.take(messages)
         reader = self._reader
         testing = reader.backoff_timer.interval and not reader.backoff_block
-        if testing and not any(message.state is State.READY for message in messages):
+        if testing and not any(message.state in _MAY_RUN for message in messages):
             let_another_test(reader, conn)
         self._backlog += size
         self._work()
@@ -183,6 +185,14 @@ class Runner(Answering):
             conn.source.tally.received += 1
             conn.source.tally.deferred += 1
             conn.send(nsq.protocol.requeue(message.id, 0))
+
+    def looked_up(self, deliveries: Sequence[Delivery], /) -> None:
+        """What was to end a backoff may have been a copy; see `let_another_test`."""
+        reader = self._reader
+        testing = reader.backoff_timer.interval and not reader.backoff_block
+        if testing and not any(message.state is State.READY for message in deliveries):
+            for conn in {cast("Message", delivery).conn for delivery in deliveries}:
+                let_another_test(reader, conn)
 
     # -- turns of the loop -----------------------------------------------------------------------
 

@@ -133,6 +133,13 @@ class Store(ABC):
             ConfigError: what is remembered was made otherwise.
         """
 
+    def unreachable(self) -> Sequence[str]:
+        """Which of its servers did not answer when they were last asked: an outage lasts as long as there are any.
+
+        By default none, and an outage ends with the first call that succeeds. Never blocks; called on any thread.
+        """
+        return ()
+
     @abstractmethod
     def claim(self, claims: Sequence[Claim]) -> Sequence[Answer]:
         """Ask to handle each message; one answer per claim, in order.

@@ -61,14 +61,11 @@ class Waiting:
         self._ask_at(delivery, self._clock() + pause * random.uniform(0.8, 1.2))
 
     def due(self) -> list[Delivery]:
-        """Those whose time has come."""
+        """Those whose time has come. They are not due again before `later` or `pause` was called for them."""
         now = self._clock()
-        due: dict[Delivery, float] = {}
+        due: dict[Delivery, None] = {}
         while (at := self.next_poll()) is not None and at <= now:
-            due[heapq.heappop(self._queue)[2]] = at
-        # Who asks in vain, because the store breaks down over it, is due still.
-        for delivery, at in due.items():
-            self._ask_at(delivery, at)
+            due[heapq.heappop(self._queue)[2]] = None
         return list(due)
 
     def pause(self, deliveries: list[Delivery]) -> None:

@@ -17,7 +17,7 @@ FACE = "nsqdedupe"
 # lowest line that holds; a module may be listed before it is written.
 FLOORS = (
     "errors clock discretion unstarted",
-    "store metrics checks pauses",
+    "store metrics checks pauses calls",
     "fingerprint ids sizing offload delivery testing commands permits",
     "tables.table tables.table_header ledger port waiting",
     "tables.table_file",
@@ -30,7 +30,7 @@ FLOORS = (
     "memcached.claiming memcached.confirming memcached.swapping",
     "stores.embedded stores.memcached stores.redis",
     "stores.url",
-    "registry",
+    "registry traces",
     "observer",
     "outcomes",
     "keeper",

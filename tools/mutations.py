@@ -171,14 +171,12 @@ OF_THE_MODEL = (
     Mutation(
         "FIN before confirm",
         (
-            Edit(OUTCOMES, "        if confirmed:\n            self._confirm(confirmed)\n", ""),
             Edit(
                 OUTCOMES,
-                "        self.duplicates(done)\n\n    def _confirm",
-                "        self.duplicates(done)\n"
-                "        if confirmed:\n"
-                "            self._confirm(confirmed)\n\n"
-                "    def _confirm",
+                "        ledger.confirm([delivery.claim for delivery in done if delivery.claim is not None]"
+                ", confirmed)\n",
+                "        confirmed([True] * len(done))\n"
+                "        ledger.confirm([d.claim for d in done if d.claim is not None], lambda _: None)\n",
             ),
         ),
     ),
@@ -192,10 +190,10 @@ OF_THE_MODEL = (
             ),
             Edit(
                 OUTCOMES,
-                "            self._events.late_confirms += len(late)\n",
-                "            self._events.late_confirms += len(late)\n"
-                "            for delivery in late:\n"
-                "                delivery.outcome = Outcome.CANCELLED\n",
+                "                self._events.late_confirms += len(late)\n",
+                "                self._events.late_confirms += len(late)\n"
+                "                for delivery in late:\n"
+                "                    delivery.outcome = Outcome.CANCELLED\n",
             ),
         ),
     ),
@@ -204,16 +202,16 @@ OF_THE_MODEL = (
         (
             Edit(
                 LEDGER,
-                "next(iter(self._unconfirmed))]\n        return [True] * len(claims)",
-                "next(iter(self._unconfirmed))]\n        return []",
+                "\n            then([mine is not False for mine in ours])\n",
+                "\n            then([] if None in ours else ours)\n",
             ),
             Edit(
                 OUTCOMES,
-                "        if not all(ours):\n",
-                "        if not ours:\n"
-                "            for delivery in deliveries:\n"
-                "                delivery.outcome = Outcome.CANCELLED\n"
-                "        elif not all(ours):\n",
+                "            if not all(ours):\n",
+                "            if not ours:\n"
+                "                for delivery in done:\n"
+                "                    delivery.outcome = Outcome.CANCELLED\n"
+                "            elif not all(ours):\n",
             ),
         ),
     ),
@@ -236,8 +234,8 @@ OF_THE_MODEL = (
         (
             Edit(
                 DEDUPER,
-                "if delivery.protected and now - delivery.claimed_at > source.lease / 2 and not",
-                "if delivery.protected and now < delivery.claimed_at and not",
+                "if delivery.protected and now - delivery.claimed_at > source.lease / 2:",
+                "if delivery.protected and now < delivery.claimed_at:",
             ),
         ),
     ),
@@ -320,7 +318,7 @@ OF_OUR_RULES = (
     Mutation(
         "deferral: a held copy stays and takes a place",
         (
-            Edit(DEDUPER, "            elif held:\n", "            elif held and lease_left > MAX_DELAY:\n"),
+            Edit(DEDUPER, "if answer.held:\n", "if answer.held and answer.lease_left > MAX_DELAY:\n"),
             Edit(DEDUPER, "\nOUTAGE_DELAY = ", "\nMAX_DELAY = 3600.0\nOUTAGE_DELAY = "),
         ),
     ),

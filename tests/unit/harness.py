@@ -7,12 +7,14 @@ another message, called n.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from nsqdedupe.calls import Then, Verb, attempt
 from nsqdedupe.deduper import Deduper
 from nsqdedupe.delivery import Delivery, Outcome, Source
 from nsqdedupe.errors import StoreUnavailable
@@ -121,6 +123,37 @@ class Gate(Store):
         if self.cut == "after":
             raise StoreUnavailable("no reply")
         return result
+
+
+class SlowCalls:
+    """Calls whose way to the store, and whose results' way back, take until the test says so."""
+
+    waits = True
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[Verb, Sequence[Any], Then]] = []
+        self.answered: list[Callable[[], None]] = []
+
+    def submit(self, verb: Verb, items: Sequence[Any], then: Then, /) -> None:
+        self.sent.append((verb, items, then))
+
+    def execute(self, count: int) -> None:
+        """So many calls reach the store."""
+        calls, self.sent = self.sent[:count], self.sent[count:]
+        for verb, items, then in calls:
+            self.answered.append(functools.partial(then, *attempt(verb, items)))
+
+    def tell(self, count: int) -> None:
+        """The results of so many calls come back."""
+        answered, self.answered = self.answered[:count], self.answered[count:]
+        for then in answered:
+            then()
+
+    def finish(self) -> None:
+        """All that is under way, and what comes of it."""
+        while self.sent or self.answered:
+            self.execute(len(self.sent))
+            self.tell(len(self.answered))
 
 
 class Consumer:
@@ -283,6 +316,10 @@ class Consumer:
     def hold(self, delivery: Delivery, /) -> None:
         assert isinstance(delivery, Copy)
         self.held.append(delivery.name)
+
+    def looked_up(self, deliveries: Sequence[Delivery], /) -> None:
+        for delivery in deliveries:
+            self.note("looked up", delivery)
 
     def wake(self) -> None:
         self.wakes += 1

@@ -116,6 +116,9 @@ class Arrival(Delivery):
     never = False
     """Its handler will not answer."""
 
+    failed_at = 0.0
+    """When its handler failed."""
+
     taken = 0
     """The moment when its consumer learned of it."""
 

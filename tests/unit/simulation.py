@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from harness import Gate
+from harness import Gate, SlowCalls
 from simulated_nsq import MSG_TIMEOUT, Arrival, Copy, GuardedStore, Link, Message, Nsqd, Run
 
 from nsqdedupe.deduper import Deduper
@@ -36,10 +36,12 @@ class Process:
         """What was taken and not answered yet."""
         self.pending: list[Arrival] = []
         """Whose handlers have not answered; nsqd may have been answered long ago."""
+        self.calls = SlowCalls()
         self.deduper = Deduper(
             self.gate,
             self,
             events=Events(),
+            calls=self.calls if world.slow else None,
             max_tries=MAX_TRIES,
             requeue_delay=3.0,
             on_store_error=world.policy,
@@ -115,6 +117,7 @@ class Process:
             self.succeed(message)
         elif outcome is Outcome.FAILED:
             message.failures += 1
+            arrival.failed_at = self.world.clock()
         elif outcome is Outcome.INVALID:
             message.invalid = True
         if arrival in self.pending:
@@ -195,6 +198,11 @@ class Process:
         assert delivery in self.open
         assert delivery.state in (State.STANDBY, State.WAITING)
 
+    def looked_up(self, deliveries: Sequence[Delivery], /) -> None:
+        for delivery in deliveries:
+            assert isinstance(delivery, Arrival)
+            self._note_end_of_hold(delivery)
+
     def wake(self) -> None:
         """The reader works often enough here."""
 
@@ -210,7 +218,7 @@ class Process:
         self.open.remove(delivery)  # a second answer finds nothing to remove
         if delivery.outcome is Outcome.FAILED:
             assert delivery.delay is not None
-            delivery.copy.message.hold = (self.world.clock() + delivery.delay, delivery.copy)
+            delivery.copy.message.hold = (delivery.failed_at + delivery.delay, delivery.copy)
         return delivery
 
     def _answer_nsqd(self, arrival: Arrival, delay: float | None) -> None:
@@ -222,6 +230,10 @@ class Process:
 
     # -- what must hold between two steps --------------------------------------------------------
 
+    def calls_are_over(self) -> bool:
+        """Whether nothing is under way to the store or back."""
+        return not (self.calls.sent or self.calls.answered)
+
     def check(self) -> None:
         owners = list(self.deduper.in_hand())
         held = [delivery for owner in owners for delivery in (owner, *(owner.standbys or {}).values())]
@@ -229,14 +241,16 @@ class Process:
         assert {id(delivery) for delivery in held} == {id(arrival) for arrival in protected}
         assert len(held) == len(protected)
         for owner in owners:
-            assert owner.state in (State.READY, State.RUNNING, State.WAITING)
+            asked = () if self.calls_are_over() else (State.ASKED,)
+            assert owner.state in (State.READY, State.RUNNING, State.WAITING, *asked)
             assert all(standby.state is State.STANDBY for standby in (owner.standbys or {}).values())
         for delivery in held:
             assert isinstance(delivery, Arrival)
             if delivery.state in (State.STANDBY, State.WAITING) and delivery.taken < self.looked:
                 assert self.looked_at - delivery.since < MSG_TIMEOUT, "kept until nsqd gives it out again"
         due = self.deduper.next_poll()
-        assert (due is None) == (not any(owner.state is State.WAITING for owner in owners))
+        if self.calls_are_over():
+            assert (due is None) == (not any(owner.state is State.WAITING for owner in owners))
         for link, tally in self.tallies:
             assert tally.in_flight == sum(arrival.link is link for arrival in self.open)
 
@@ -244,7 +258,9 @@ class Process:
 class World:
     """Some nsqds, some processes and one store."""
 
-    def __init__(self, nsqds: int, processes: int, limit: int, policy: str) -> None:
+    def __init__(self, nsqds: int, processes: int, limit: int, policy: str, *, slow: bool) -> None:
+        self.slow = slow
+        """Whether calls of the store take their time."""
         self.clock = ManualClock()
         self.store = GuardedStore(self.clock)
         self.limit = limit
@@ -295,9 +311,10 @@ class World:
             copy.attempts += 1
             link.buffer.append(Arrival(copy, link))
 
-    def crash(self, number: int, *, store_survives: bool) -> None:
-        """A process is killed, and started again."""
+    def crash(self, number: int, *, store_survives: bool, late: int) -> None:
+        """A process is killed, and started again. Some of its calls may still be under way to the store."""
         process = self.processes[number]
+        process.calls.execute(late)
         # A success that was not confirmed yet dies with the process; a handler that runs cannot succeed any more.
         hit = [arrival.copy.message for arrival in process.open if arrival.outcome is not None]
         for link in process.links.values():

@@ -32,6 +32,7 @@ class Consumers(RuleBasedStateMachine):
 
     processes = 1
     store_survives = False
+    slow = False
 
     @initialize(
         nsqds=st.integers(2, 3),
@@ -40,7 +41,7 @@ class Consumers(RuleBasedStateMachine):
         faults=st.sets(st.sampled_from(FAULTS)),
     )
     def begin(self, nsqds: int, limit: int, policy: str, faults: set[str]) -> None:
-        self.world = World(nsqds, self.processes, limit, policy)
+        self.world = World(nsqds, self.processes, limit, policy, slow=self.slow)
         self.faults = faults
 
     # -- what every day brings -------------------------------------------------------------------
@@ -97,6 +98,15 @@ class Consumers(RuleBasedStateMachine):
             if arrival.link.alive and arrival.copy.client is arrival.link:
                 arrival.copy.until = self.world.clock() + MSG_TIMEOUT
 
+    @precondition(lambda self: self.slow)
+    @rule(process=st.integers(0), executed=st.integers(0, 3), told=st.integers(0, 3), work=st.booleans())
+    def serve(self, process: int, executed: int, told: int, work: bool) -> None:
+        """Calls get to the store, and results back."""
+        self.process(process).calls.execute(executed)
+        self.process(process).calls.tell(told)
+        if work:
+            self.process(process).work()
+
     @rule(seconds=st.integers(1, 14))
     def wait(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -152,9 +162,9 @@ class Consumers(RuleBasedStateMachine):
             self.cut_all(which, noticed)
 
     @precondition(lambda self: "crashes" in self.faults)
-    @rule(process=st.integers(0))
-    def crash(self, process: int) -> None:
-        self.world.crash(process % self.processes, store_survives=self.store_survives)
+    @rule(process=st.integers(0), late=st.integers(0, 2))
+    def crash(self, process: int, late: int) -> None:
+        self.world.crash(process % self.processes, store_survives=self.store_survives, late=late)
 
     @precondition(lambda self: "outages" in self.faults)
     @rule(process=st.integers(0), how=st.sampled_from(["before", "after", None]))
@@ -207,10 +217,14 @@ class Consumers(RuleBasedStateMachine):
                 process.read()
                 process.work()
         for process in world.processes:
+            process.calls.finish()
+            process.work()
             for arrival in [arrival for arrival in process.pending if not arrival.never]:
                 process.answer(arrival, Outcome.HANDLED)
         world.pass_time(1.0)
         self.look_after()
+        for process in world.processes:
+            process.calls.finish()
         self.everything_adds_up()
 
     def check_that_nothing_is_left(self) -> None:
@@ -261,6 +275,12 @@ class TwoConsumers(Consumers):
     store_survives = True
 
 
+class TwoConsumersOfASlowStore(TwoConsumers):
+    """The same, and calls of the store take their time."""
+
+    slow = True
+
+
 def machine(kind: type[Consumers]) -> Any:
     case = kind.TestCase
     case.settings = settings.get_profile("state machine")
@@ -269,3 +289,4 @@ def machine(kind: type[Consumers]) -> Any:
 
 TestOneProcessWhoseStoreDiesWithIt = machine(Consumers)
 TestTwoProcessesOnOneStore = machine(TwoConsumers)
+TestTwoProcessesOnASlowStore = machine(TwoConsumersOfASlowStore)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from harness import Gate, fingerprint_of
 
 from nsqdedupe import ledger as ledger_module
+from nsqdedupe.calls import Inline
 from nsqdedupe.errors import StoreError
 from nsqdedupe.ledger import UNCONFIRMED_SECONDS, Ledger
 from nsqdedupe.metrics import Events
@@ -33,7 +36,14 @@ def events() -> Events:
 
 @pytest.fixture
 def ledger(gate: Gate, events: Events, clock: ManualClock) -> Ledger:
-    return Ledger(gate, events=events, clock=clock)
+    return Ledger(gate, calls=Inline(), events=events, clock=clock)
+
+
+def results(verb: Callable[..., None], items: Sequence[Claim | Release]) -> list[Any]:
+    """What a verb gives out."""
+    given: list[Any] = []
+    verb(items, given.extend)
+    return given
 
 
 def claim_of(message: str, serial: int = 1) -> Claim:
@@ -47,29 +57,29 @@ def verdicts(gate: Gate, *messages: str) -> list[Verdict]:
 
 def test_a_store_that_answers_is_passed_through(ledger: Ledger, gate: Gate, events: Events) -> None:
     claims = [claim_of("m"), claim_of("n")]
-    assert ledger.claim(claims) == [Answer(Verdict.NEW), Answer(Verdict.NEW)]
-    assert list(ledger.extend([*claims, claim_of("o")])) == [True, True, False]
-    assert list(ledger.confirm([claims[0], claim_of("n", serial=2)])) == [True, False]
-    ledger.release([Release(claims[1])])
+    assert results(ledger.claim, claims) == [Answer(Verdict.NEW), Answer(Verdict.NEW)]
+    assert results(ledger.extend, [*claims, claim_of("o")]) == [True, True, False]
+    assert results(ledger.confirm, [claims[0], claim_of("n", serial=2)]) == [True, False]
+    ledger.release([Release(claims[1])], lambda: None)
     assert gate.asked() == [("claim", 2), ("extend", 3), ("confirm", 2), ("release", 1)]
     assert (events.store_errors, events.outages) == (0, 0)
 
 
 def test_a_store_that_does_not_answer_claims_nothing(ledger: Ledger, gate: Gate) -> None:
     gate.cut = "before"
-    assert ledger.claim([claim_of("m")]) is None
+    assert results(ledger.claim, [claim_of("m")]) == [None]
 
 
 def test_a_claim_that_cannot_be_extended_is_taken_to_be_ours(ledger: Ledger, gate: Gate) -> None:
     gate.cut = "before"
-    assert list(ledger.extend([claim_of("m"), claim_of("n")])) == [True, True]
+    assert results(ledger.extend, [claim_of("m"), claim_of("n")]) == [True, True]
 
 
 def test_every_item_of_a_call_that_fails_is_counted(ledger: Ledger, gate: Gate, events: Events) -> None:
     gate.cut = "before"
-    ledger.claim([claim_of("m"), claim_of("n")])
-    ledger.release([Release(claim_of("m"))])
-    ledger.extend([claim_of("m")])
+    results(ledger.claim, [claim_of("m"), claim_of("n")])
+    ledger.release([Release(claim_of("m"))], lambda: None)
+    results(ledger.extend, [claim_of("m")])
     assert events.store_errors == 4
 
 
@@ -83,10 +93,10 @@ def test_an_outage_is_told_when_it_begins_and_when_it_ends(
     for _ in range(2):
         gate.cut = "before"
         for _ in range(3):
-            ledger.claim([claim_of("m")])
+            results(ledger.claim, [claim_of("m")])
         gate.cut = None
         for _ in range(3):
-            ledger.claim([claim_of("m")])
+            results(ledger.claim, [claim_of("m")])
     lost = (logging.WARNING, "store out of reach: StoreUnavailable: cut off")
     back = (logging.INFO, "store is back")
     assert [(record.levelno, record.getMessage()) for record in caplog.records] == [lost, back, lost, back]
@@ -101,7 +111,7 @@ def test_whatever_a_store_raises_is_an_outage_and_only_a_surprise_has_a_tracebac
         raise error
 
     gate.listener = listener
-    assert ledger.claim([claim_of("m")]) is None
+    assert results(ledger.claim, [claim_of("m")]) == [None]
     (record,) = caplog.records
     assert bool(record.exc_info) is traced
 
@@ -111,7 +121,7 @@ def test_a_store_that_answers_too_little_or_too_much_has_not_answered(
 ) -> None:
     for answers in ([], [Answer(Verdict.DONE)] * 3):
         monkeypatch.setattr(gate.store, "claim", lambda claims, answers=answers: answers)
-        assert ledger.claim([claim_of("m"), claim_of("n")]) is None
+        assert results(ledger.claim, [claim_of("m"), claim_of("n")]) == [None, None]
     assert [record.getMessage() for record in caplog.records] == [
         "store out of reach: StoreError: the store gave 0 answers for 2"
     ]
@@ -124,7 +134,7 @@ def test_what_stops_the_process_is_no_outage(ledger: Ledger, gate: Gate, events:
 
     gate.listener = listener
     with pytest.raises(KeyboardInterrupt):
-        ledger.claim([claim_of("m")])
+        results(ledger.claim, [claim_of("m")])
     assert events.outages == 0
 
 
@@ -133,7 +143,7 @@ def test_what_stops_the_process_is_no_outage(ledger: Ledger, gate: Gate, events:
 
 def test_what_could_not_be_confirmed_is_known_until_the_store_has_it(ledger: Ledger, gate: Gate) -> None:
     gate.cut = "before"
-    assert list(ledger.confirm([claim_of("m"), claim_of("n")])) == [True, True]
+    assert results(ledger.confirm, [claim_of("m"), claim_of("n")]) == [True, True]
     assert ledger.knows(fingerprint_of("m"))
     assert ledger.knows(fingerprint_of("n"))
     assert not ledger.knows(fingerprint_of("o"))
@@ -149,7 +159,7 @@ def test_what_could_not_be_confirmed_is_known_until_the_store_has_it(ledger: Led
 
 def test_what_could_not_be_confirmed_is_counted_once(ledger: Ledger, gate: Gate, events: Events) -> None:
     gate.cut = "before"
-    ledger.confirm([claim_of("m"), claim_of("n")])
+    results(ledger.confirm, [claim_of("m"), claim_of("n")])
     for _ in range(5):
         ledger.catch_up()
     assert events.store_errors == 2
@@ -157,7 +167,7 @@ def test_what_could_not_be_confirmed_is_counted_once(ledger: Ledger, gate: Gate,
 
 def test_a_confirm_whose_reply_was_lost_is_confirmed_again(ledger: Ledger, gate: Gate) -> None:
     gate.cut = "after"
-    ledger.confirm([claim_of("m")])
+    results(ledger.confirm, [claim_of("m")])
     gate.cut = None
     ledger.catch_up()
     assert not ledger.knows(fingerprint_of("m"))
@@ -166,7 +176,7 @@ def test_a_confirm_whose_reply_was_lost_is_confirmed_again(ledger: Ledger, gate:
 
 def test_with_nothing_to_catch_up_the_store_is_left_alone(ledger: Ledger, gate: Gate) -> None:
     ledger.catch_up()
-    ledger.confirm([claim_of("m")])
+    results(ledger.confirm, [claim_of("m")])
     gate.asked()
     ledger.catch_up()
     assert gate.asked() == []
@@ -174,9 +184,9 @@ def test_with_nothing_to_catch_up_the_store_is_left_alone(ledger: Ledger, gate: 
 
 def test_each_success_is_kept_for_ten_minutes(ledger: Ledger, gate: Gate, clock: ManualClock) -> None:
     gate.cut = "before"
-    ledger.confirm([claim_of("m")])
+    results(ledger.confirm, [claim_of("m")])
     clock.advance(1.0)
-    ledger.confirm([claim_of("n")])
+    results(ledger.confirm, [claim_of("n")])
     clock.advance(UNCONFIRMED_SECONDS - 1.0)
     ledger.catch_up()
     assert not ledger.knows(fingerprint_of("m"))
@@ -191,6 +201,6 @@ def test_the_oldest_go_first_when_there_are_too_many(
 ) -> None:
     monkeypatch.setattr(ledger_module, "UNCONFIRMED_LIMIT", 3)
     gate.cut = "before"
-    ledger.confirm([claim_of(message) for message in "mn"])
-    ledger.confirm([claim_of(message) for message in "opq"])
+    results(ledger.confirm, [claim_of(message) for message in "mn"])
+    results(ledger.confirm, [claim_of(message) for message in "opq"])
     assert [ledger.knows(fingerprint_of(message)) for message in "mnopq"] == [False, False, True, True, True]
