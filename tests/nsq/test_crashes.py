@@ -127,6 +127,30 @@ def test_a_consumer_is_killed_and_the_next_one_loses_nothing(
 
 
 @pytest.mark.nsqd_flags("--msg-timeout=2s")
+def test_a_consumer_is_killed_and_the_next_one_on_its_file_handles_nothing_again(
+    nsqd_pair: Pair, lookupd: Nsqlookupd, topic: str, channel: str, journal: Journal, tmp_path: Path
+) -> None:
+    """What was confirmed is in the file, although nobody closed it; the other copies of all that are yet to come."""
+    watched_pair(nsqd_pair, lookupd, topic, channel)
+    messages = bodies(2000)
+    publish(nsqd_pair[:1], topic, messages)
+    path = str(tmp_path / "seen.table")
+    with consumer_process(journal, topic, channel, lookupd, free=300, path=path) as first:
+        # Some are confirmed, and some are running, but none is in between.
+        eventually(lambda: journal.facts("confirmed"), PATIENCE)
+        assert len(journal.facts("start")) > 300
+        first.kill()
+        first.wait()
+    assert len(journal.bodies("done")) == 300
+    publish(nsqd_pair[1:], topic, messages)
+    with consumer_process(journal, topic, channel, lookupd, path=path):
+        eventually(lambda: set(journal.bodies("done")) == set(messages), PATIENCE)
+        for nsqd in nsqd_pair:
+            eventually(lambda nsqd=nsqd: nsqd.unfinished(topic, channel) == 0, PATIENCE)
+    assert sorted(journal.bodies("done")) == sorted(messages), "something was handled twice"
+
+
+@pytest.mark.nsqd_flags("--msg-timeout=2s")
 @pytest.mark.parametrize("mode", ["hang", "block"])
 def test_the_consumer_and_the_owners_nsqd_are_killed_and_the_other_copy_is_handled(
     nsqd_pair: Pair, lookupd: Nsqlookupd, topic: str, channel: str, journal: Journal, mode: str
