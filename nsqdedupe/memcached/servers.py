@@ -151,6 +151,10 @@ class Servers:
                 except (LookupError, ValueError) as error:
                     link.lose(f"{link.name}: a flag that was asked for is missing: {error!r}")
 
+    def unreachable(self) -> list[str]:
+        """The names of those that are not reached."""
+        return [link.name for link in self.links if link.why]
+
     def troubles(self) -> str:
         """Why those that are not reached are not."""
         return "; ".join(dict.fromkeys(link.why for link in self.links if link.why))

@@ -137,6 +137,10 @@ class MemcachedStore(Store):
         """How many messages fit: what ``window`` and ``recall`` need, rounded up to whole buckets."""
         return self._servers.slots
 
+    def unreachable(self) -> list[str]:
+        """See `Store.unreachable`: ``host:port`` of each."""
+        return self._servers.unreachable()
+
     @property
     def damaged(self) -> int:
         """How many values were met that somebody else has written under keys of this store."""

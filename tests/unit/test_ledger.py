@@ -103,6 +103,24 @@ def test_an_outage_is_told_when_it_begins_and_when_it_ends(
     assert events.outages == 2
 
 
+def test_an_outage_lasts_as_long_as_any_server_of_the_store_is_away(
+    ledger: Ledger, gate: Gate, events: Events, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    away = ["10.0.0.2:11211"]
+    gate.unreachable = lambda: away  # type: ignore[method-assign]
+    for message in "mno":
+        gate.cut = "before"
+        results(ledger.claim, [claim_of(message)])
+        gate.cut = None
+        results(ledger.claim, [claim_of(message)])  # of a server that is there
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    away.clear()
+    results(ledger.claim, [claim_of("m")])
+    assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.INFO]
+    assert events.outages == 1
+
+
 @pytest.mark.parametrize(("error", "traced"), [(StoreError("nonsense"), False), (KeyError("bug"), True)])
 def test_whatever_a_store_raises_is_an_outage_and_only_a_surprise_has_a_traceback(
     ledger: Ledger, gate: Gate, caplog: pytest.LogCaptureFixture, error: Exception, traced: bool
