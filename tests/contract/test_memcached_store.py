@@ -13,6 +13,7 @@ import time
 import uuid
 
 import pytest
+from messages import give_up_after
 from servers import Servers, eventually
 
 from nsqdedupe.cli.local_memcached import Memcached
@@ -69,24 +70,26 @@ class TestMemcachedStore(MemcachedBench, StoreContract):
         return MemcachedStore(server.tcp_address, window=10_000, timeout=10.0)
 
     def make_slow_store(self) -> Breakable:
-        return self.stopped(timeout=0.5)
-
-    def make_dead_store(self) -> Breakable:
-        self.lease = 600.0  # what it held is looked at after the outage, whenever that is over
-        return self.stopped(timeout=0.5)
-
-    def stopped(self, timeout: float) -> Breakable:
-        """A store on a server that is stopped, and goes on with all it had."""
+        """On a server that is stopped, and goes on with all it had."""
         server = self.servers.memcached()
-        store = MemcachedStore(server.tcp_address, window=10_000, timeout=timeout)
+        store = MemcachedStore(server.tcp_address, window=10_000, timeout=10.0)
         process = server.pid
         assert process is not None
 
+        def cut() -> None:
+            give_up_after(store, 0.5)
+            os.kill(process, signal.SIGSTOP)
+
         def mend() -> None:
             os.kill(process, signal.SIGCONT)
+            give_up_after(store, 10.0)
             eventually(lambda: self.answers(store))
 
-        return Breakable(store, lambda: os.kill(process, signal.SIGSTOP), mend)
+        return Breakable(store, cut, mend)
+
+    def make_dead_store(self) -> Breakable:
+        self.lease = 600.0  # what it held is looked at after the outage, whenever that is over
+        return self.make_slow_store()
 
     def answers(self, store: Store) -> bool:
         try:

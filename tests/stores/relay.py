@@ -44,13 +44,16 @@ class Relay:
         return b"".join(self.requests).count(b"mn\r\n")
 
     def close(self) -> None:
-        for line in (self._listener, *self._open):
+        # Each thread closes its own: one that another closes may be a stranger's by the time it is looked at.
+        accepting = self._threads[0]
+        self._listener.shutdown(socket.SHUT_RDWR)
+        accepting.join()
+        self._listener.close()
+        for line in self._open:
             with contextlib.suppress(OSError):
                 line.shutdown(socket.SHUT_RDWR)
-            line.close()
-        for thread in self._threads:
-            thread.join(10)
-            assert not thread.is_alive()
+        for thread in self._threads[1:]:
+            thread.join()
 
     def _start(self, run: Callable[..., None], *args: object) -> None:
         thread = threading.Thread(target=run, args=args)
