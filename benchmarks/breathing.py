@@ -12,11 +12,11 @@ from __future__ import annotations
 import random
 import sys
 
-from contest import CONTESTANTS, Figures, contest, servers, versions
+from contest import CONTESTANTS, Figures, contest, servers
 from figures import Conditions, markdown, options, settle, spread, tell
 from job import Job
 
-KINDS = ("pynsq", "batching", "memory")
+KINDS = ("pynsq", "batching", "memory", "memcached")
 WORKS = {"counts only": 0.0, "takes 5 ms": 0.005}
 MESSAGES = {"counts only": 50_000, "takes 5 ms": 400}
 QUICK = {"counts only": 2_000, "takes 5 ms": 20}
@@ -41,14 +41,15 @@ def main() -> None:
     messages = QUICK if args.quick else MESSAGES
     results: dict[tuple[str, str], list[Figures]] = {(kind, handler): [] for kind in KINDS for handler in WORKS}
     conditions = Conditions()
-    with servers(2) as (nsqds, memcached):
+    with servers(2, memcached=True) as started:
         for number in range(args.rounds):
             for kind, handler in random.sample(list(results), len(results)):
-                job = Job(messages=messages[handler], work=WORKS[handler], turns=True, quick=args.quick)
-                figures = contest(kind, job, nsqds, seed=number)
+                count, work = messages[handler], WORKS[handler]
+                job = Job(messages=count, work=work, turns=True, memcached=started.cache, quick=args.quick)
+                figures = contest(kind, job, started.nsqds, seed=number)
                 results[kind, handler].append(figures)
                 print(f"round {number + 1}, {kind}, {handler}: {figures}", file=sys.stderr)
-        header = conditions.lines(*versions(nsqds, memcached), packages=["pynsq", "tornado"])
+        header = conditions.lines(*started.versions(), packages=["pynsq", "tornado"])
     tell("breathing", report(results, args.rounds, messages, header), args.results)
 
 

@@ -62,6 +62,11 @@ def store_of(job: Job, folder: Path) -> Any:  # noqa: ANN401 - a store, or False
     if job.kind == "batching":
         return False
     window = job.window or 2 * job.messages
+    if job.kind == "memcached":
+        # In a namespace of its own, so that no window of another job is in the way. Patient: a message that is
+        # handled without its store being asked may be handled twice, and ends the benchmark.
+        options = f"window={window}&recall={RECALL}&namespace={job.topic}&connect_timeout=10&timeout=10"
+        return nsqdedupe.open_store(f"memcached://{job.memcached}?{options}")
     store = nsqdedupe.MemoryStore(window=window, recall=RECALL, path=folder / "table" if job.kind == "file" else None)
     if job.full:
         fill(store.table)

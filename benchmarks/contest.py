@@ -74,6 +74,9 @@ CONTESTANTS = {
     "batching": Contestant(name="DedupeReader, store=False"),
     "memory": Contestant(name="DedupeReader, MemoryStore", dedupes=True),
     "file": Contestant(name="DedupeReader, MemoryStore in a file", dedupes=True),
+    "memcached": Contestant(
+        name="DedupeReader, MemcachedStore", dedupes=True, memcached=True, packages=("pymemcache",)
+    ),
 }
 
 
@@ -95,20 +98,30 @@ def hindrance(contestant: Contestant) -> str | None:
     return f"not installed: {', '.join(missing)}" if missing else None
 
 
-@contextlib.contextmanager
-def servers(nsqds: int, *flags: str, memcached: bool = False) -> Iterator[tuple[list[Nsqd], Memcached | None]]:
+@dataclass(frozen=True)
+class Servers:
     """Real ones, for as long as a benchmark runs."""
+
+    nsqds: list[Nsqd]
+    memcached: Memcached | None
+
+    @property
+    def cache(self) -> str:
+        """Memcached's address; empty if there is none."""
+        return self.memcached.tcp_address if self.memcached else ""
+
+    def versions(self) -> list[str]:
+        """What takes part, for `figures.Conditions`."""
+        found = [f"nsqd {self.nsqds[0].request('GET', '/info')['version']}"]
+        return [*found, f"memcached {self.memcached.stats()['version']}"] if self.memcached else found
+
+
+@contextlib.contextmanager
+def servers(nsqds: int, *flags: str, memcached: bool = False) -> Iterator[Servers]:
+    """Start so many nsqds, with further flags, and a memcached if it is needed."""
     with contextlib.ExitStack() as stack:
         started = [stack.enter_context(Nsqd(*FLAGS, *flags)) for _ in range(nsqds)]
-        yield started, stack.enter_context(Memcached(memory=1024)) if memcached else None
-
-
-def versions(nsqds: Sequence[Nsqd], memcached: Memcached | None) -> list[str]:
-    """What took part, for `figures.Conditions`."""
-    found = [f"nsqd {nsqds[0].request('GET', '/info')['version']}"]
-    if memcached is not None:
-        found.append(f"memcached {memcached.stats()['version']}")
-    return found
+        yield Servers(started, stack.enter_context(Memcached(memory=1024)) if memcached else None)
 
 
 def go_version() -> str:

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
-from contest import Figures, contest, servers, versions
+from contest import Figures, contest, servers
 from figures import Conditions, markdown, options, settle, spread, tell
 from job import Job
 from plots import lines
@@ -70,8 +70,8 @@ def main() -> None:
     args = settle(parser.parse_args())
     messages = 2_000 if args.quick else args.messages
     conditions = Conditions()
-    with servers(NSQDS) as (nsqds, memcached):
-        asked = questions(nsqds, Job(messages=messages, quick=args.quick))
+    with servers(NSQDS) as started:
+        asked = questions(started.nsqds, Job(messages=messages, quick=args.quick))
         if args.quick:
             asked = {question: dict(list(places.items())[:2]) for question, places in asked.items()}
         results: Results = {question: {place: [] for place in places} for question, places in asked.items()}
@@ -81,7 +81,7 @@ def main() -> None:
                 where, job = asked[question][place]
                 results[question][place].append(figures := contest(KIND, job, where, seed=number))
                 print(f"round {number + 1}, {question} {place}: {figures}", file=sys.stderr)
-        header = conditions.lines(*versions(nsqds, memcached), packages=["pynsq", "tornado"])
+        header = conditions.lines(*started.versions(), packages=["pynsq", "tornado"])
     words = f"{args.rounds} rounds, {messages:,} messages of 200 B, DedupeReader with a MemoryStore"
     tell("growth", report(results, words, header), args.results)
     panels = {

@@ -16,13 +16,13 @@ import sys
 import time
 from collections.abc import Sequence
 
-from contest import CONTESTANTS, Figures, contest, servers, versions
+from contest import CONTESTANTS, Figures, contest, servers
 from figures import Conditions, markdown, options, percentile, settle, spread, tell
 from job import STAMP, Job
 
 from nsqdedupe.cli.local_nsq import Nsqd
 
-KINDS = ("pynsq", "memory")
+KINDS = ("pynsq", "memory", "memcached")
 SIZE = 200
 RATE = 1_000
 LONGEST = 25.0
@@ -91,20 +91,19 @@ def main() -> None:
     seconds = 0.2 if args.quick else min(args.seconds, LONGEST)
     results: dict[str, list[Figures]] = {kind: [] for kind in KINDS}
     conditions = Conditions()
-    with servers(2) as (nsqds, memcached):
-        publisher = Steadily(nsqds, RATE)
+    with servers(2, memcached=True) as started:
+        publisher = Steadily(started.nsqds, RATE)
         for number in range(args.rounds):
             for kind in random.sample(KINDS, len(KINDS)):
-                figures = contest(
-                    kind, Job(messages=int(RATE * seconds), stamped=True, quick=args.quick), nsqds, live=publisher
-                )
+                job = Job(messages=int(RATE * seconds), stamped=True, memcached=started.cache, quick=args.quick)
+                figures = contest(kind, job, started.nsqds, live=publisher)
                 if len(figures["latencies_ms"]) != RATE * seconds:
                     raise SystemExit(f"{kind}: it has not handled every message")
                 results[kind].append(figures)
                 print(f"round {number + 1}, {kind}: {figures['us_per_copy']:.1f} us", file=sys.stderr)
-        header = conditions.lines(*versions(nsqds, memcached), packages=["pynsq", "tornado"])
-    job = f"{seconds:g} s of {RATE:,} messages a second of {SIZE} B x 2 nsqds"
-    tell("latency", report(results, args.rounds, job, header), args.results)
+        header = conditions.lines(*started.versions(), packages=["pynsq", "tornado"])
+    words = f"{seconds:g} s of {RATE:,} messages a second of {SIZE} B x 2 nsqds"
+    tell("latency", report(results, args.rounds, words, header), args.results)
 
 
 if __name__ == "__main__":

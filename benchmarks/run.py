@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from contest import CONTESTANTS, Contestant, Figures, contest, go_version, hindrance, servers, versions
+from contest import CONTESTANTS, Contestant, Figures, contest, go_version, hindrance, servers
 from figures import Conditions, markdown, options, settle, spread, tell
 from job import Job
 from plots import bars
@@ -44,7 +44,7 @@ class Case:
         return f"{self.size} B x 2 nsqds, max_in_flight {self.max_in_flight:,}, {handler}"
 
 
-FEW = (STOCK, "dedupe", "batching", OURS)
+FEW = (STOCK, "dedupe", "batching", OURS, "memcached")
 CASES = {
     "200": Case(kinds=list(CONTESTANTS)),
     "2000": Case(kinds=list(CONTESTANTS), size=2000, share=0.5),
@@ -69,11 +69,10 @@ class Suite:
         """Have all contestants prove themselves, run all rounds, write the reports."""
         conditions = Conditions()
         kinds = list({kind: None for case in self._cases.values() for kind in case.kinds})
-        with servers(2, memcached=any(of(kind).memcached for kind in kinds)) as (nsqds, memcached):
-            address = memcached.tcp_address if memcached else ""
+        with servers(2, memcached=any(of(kind).memcached for kind in kinds)) as started:
             for kind in kinds:
-                job = Job(messages=CHECKED, memcached=address, check=True)
-                contest(kind, job, nsqds, 200, -1)
+                job = Job(messages=CHECKED, memcached=started.cache, check=True)
+                contest(kind, job, started.nsqds, 200, -1)
             for number in range(self._args.rounds):
                 for name, case in self._cases.items():
                     for kind in random.sample(case.kinds, len(case.kinds)):
@@ -81,15 +80,15 @@ class Suite:
                             messages=self._messages(case, of(kind)),
                             max_in_flight=case.max_in_flight,
                             coroutine=case.coroutine,
-                            memcached=address,
+                            memcached=started.cache,
                             quick=self._args.quick,
                         )
-                        figures = contest(kind, job, nsqds, case.size, number)
+                        figures = contest(kind, job, started.nsqds, case.size, number)
                         self._results[name][kind].append(figures)
                         print(f"round {number + 1}, {name}, {kind}: {figures}", file=sys.stderr)
             others = [go_version()] if any(of(kind).program == "go" for kind in kinds) else []
             packages = sorted({package for kind in kinds for package in of(kind).packages})
-            header = conditions.lines(*versions(nsqds, memcached), *others, packages=["pynsq", "tornado", *packages])
+            header = conditions.lines(*started.versions(), *others, packages=["pynsq", "tornado", *packages])
         for name in self._cases:
             tell(f"reader-{name}", self._report(name, header), self._args.results)
         self._plot()

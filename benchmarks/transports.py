@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import trustme
-from contest import CONTESTANTS, Figures, contest, servers, versions
+from contest import CONTESTANTS, Figures, contest, servers
 from figures import Conditions, markdown, options, settle, spread, tell
 from job import Job
 from plots import bars
@@ -78,16 +78,16 @@ def main() -> None:
         authority, flags = certificates(Path(folder))
         contestants = turns(authority)
         results: dict[tuple[str, str], list[Figures]] = {turn: [] for turn in contestants}
-        with servers(2, *flags) as (nsqds, memcached):
+        with servers(2, *flags) as started:
             for number in range(args.rounds):
                 for transport, kind in random.sample(list(contestants), len(contestants)):
                     connection = contestants[transport, kind]
                     job = Job(messages=messages // (5 if kind == STOCK else 1), connection=connection, quick=args.quick)
-                    figures = contest(kind, job, nsqds, seed=number)
+                    figures = contest(kind, job, started.nsqds, seed=number)
                     results[transport, kind].append(figures)
                     print(f"round {number + 1}, {transport}, {kind}: {figures}", file=sys.stderr)
             packages = ["pynsq", "tornado", "python-snappy"]
-            header = conditions.lines(*versions(nsqds, memcached), ssl.OPENSSL_VERSION, packages=packages)
+            header = conditions.lines(*started.versions(), ssl.OPENSSL_VERSION, packages=packages)
     words = f"{args.rounds} rounds, {messages:,} messages (stock pynsq: a fifth) of 200 B x 2 nsqds"
     tell("transports", report(results, words, header), args.results)
     panels: dict[str, dict[str, list[float]]] = {}

@@ -53,12 +53,12 @@ def test_readers_are_measured_beside_stock_pynsq(tmp_path: Path) -> None:
 
 
 def test_latency_is_measured(tmp_path: Path) -> None:
-    assert len(quick("latency", tmp_path)) == 2
+    assert len(quick("latency", tmp_path)) == 3
 
 
 def test_turns_of_the_loop_are_measured(tmp_path: Path) -> None:
     rows = quick("breathing", tmp_path)
-    assert len(rows) == 6
+    assert len(rows) == 8
     # The handler alone takes 5 ms.
     assert all(float(row[2].split()[0]) >= 5 for row in rows if row[1] == "takes 5 ms")
 
