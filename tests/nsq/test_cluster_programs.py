@@ -180,6 +180,32 @@ def test_something_else_that_answers_is_no_nsqd(servers: Servers, topic: str, ch
     assert looked.away == [memcached.tcp_address]
 
 
+def test_an_nsqd_that_is_slow_to_answer_holds_up_no_other_look(
+    nsqd: Nsqd, topic: str, channel: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the name of one that is down, which may take long to resolve, would keep the summary silent."""
+    answer = threading.Event()
+    asked = []
+    ask = summary.Nsqd._ask
+
+    def slowly(nsqd: summary.Nsqd) -> int | None:
+        asked.append(nsqd)
+        answer.wait()
+        return ask(nsqd)
+
+    monkeypatch.setattr(summary, "NSQD_TIMEOUT", 0.01)
+    monkeypatch.setattr(summary.Nsqd, "_ask", slowly)
+    looked = Summary(Account(directory), [nsqd.http_address], topic, channel)
+    for _ in range(3):
+        assert not looked.look()
+        assert looked.away == [nsqd.http_address]
+    assert len(asked) == 1
+    monkeypatch.setattr(summary, "NSQD_TIMEOUT", 30)
+    answer.set()
+    eventually(looked.look)  # what it answered late is not taken for what it says now
+    assert looked.away == []
+
+
 def test_the_summary_says_it_until_it_is_stopped(
     nsqd: Nsqd, topic: str, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--account", type=Path, required=True, help="the directory of the journals")
     parser.add_argument("--name", default=socket.gethostname(), help="in the account; by default the host's")
     args = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     journal = Journal(args.account, args.name)
 
     async def handle(message: nsqdedupe.Message) -> bool:

@@ -22,7 +22,7 @@ from nsqdedupe.cli.cluster.account import PUBLISHED, Journal, event_id
 PERIOD = 0.5
 """Seconds from burst to burst: between two of them the nsqds are empty for a moment, and the summary sees it."""
 
-AT_ONCE = 100
+AT_ONCE = 20
 """Bursts on their way: when so many wait for an nsqd that is down, no more are made."""
 
 RETRY_PAUSE = 0.5

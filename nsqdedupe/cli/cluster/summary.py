@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -22,6 +23,54 @@ SAY_EVERY = 1.0
 
 NSQD_TIMEOUT = 2.0
 """Seconds for an nsqd to answer."""
+
+
+class Nsqd:
+    """An nsqd that is asked what it has yet to give out.
+
+    Args:
+        address: ``host:port`` of its HTTP interface.
+
+        topic: which messages count.
+
+        channel: whose answers are awaited.
+    """
+
+    def __init__(self, address: str, topic: str, channel: str) -> None:
+        self.address = address
+        self._topic = topic
+        self._channel = channel
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._asked: Future[int | None] | None = None
+
+    def owed(self) -> int | None:
+        """How many messages it has yet to give out or to be answered for; None: it does not answer in time."""
+        # The name of an nsqd that is down may take its resolver half a minute. Who still waits for that is not asked.
+        if self._asked is None or self._asked.done():
+            self._asked = self._thread.submit(self._ask)
+            wait([self._asked], NSQD_TIMEOUT)
+            return self._asked.result() if self._asked.done() else None
+        return None
+
+    def _ask(self) -> int | None:
+        host, _, port = self.address.rpartition(":")
+        # Not urllib.request: that would send a request for this network through a configured proxy.
+        connection = http.client.HTTPConnection(host, int(port), timeout=NSQD_TIMEOUT)
+        try:
+            # Not asked for the channel: a topic without such a channel would be left out, with all that it holds.
+            connection.request("GET", "/stats?" + urlencode({"format": "json", "topic": self._topic}))
+            stats = json.loads(connection.getresponse().read())
+        except (OSError, ValueError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+        owed = 0
+        for entry in stats["topics"] or ():  # null, if there is none
+            owed += entry["depth"]
+            for queue in entry["channels"]:
+                if queue["channel_name"] == self._channel:
+                    owed += queue["depth"] + queue["in_flight_count"] + queue["deferred_count"]
+        return owed
 
 
 class Summary:
@@ -46,12 +95,10 @@ class Summary:
         """The events that are lost."""
         self.away: list[str] = []
         """The nsqds that do not answer."""
-        self._nsqds = nsqds
-        self._topic = topic
-        self._channel = channel
+        self._nsqds = [Nsqd(address, topic, channel) for address in nsqds]
 
     def look(self) -> bool:
-        """Look at everything once more. Blocks while an nsqd is slow, a few seconds at most.
+        """Look at everything once more. Blocks while an nsqd is slow, a few seconds at most, and not each time.
 
         Returns:
             Whether all nsqds answer, and are empty.
@@ -75,31 +122,9 @@ class Summary:
         )
 
     def _all_empty(self) -> bool:
-        owed = {nsqd: _owed(nsqd, self._topic, self._channel) for nsqd in self._nsqds}
-        self.away = [nsqd for nsqd, count in owed.items() if count is None]
+        owed = {nsqd.address: nsqd.owed() for nsqd in self._nsqds}
+        self.away = [address for address, count in owed.items() if count is None]
         return len(self.away) < len(owed) and not any(owed.values())
-
-
-def _owed(address: str, topic: str, channel: str) -> int | None:
-    """How many messages an nsqd has yet to give out or to be answered for; None: it does not answer."""
-    host, _, port = address.rpartition(":")
-    # Not urllib.request: that would send a request for this network through a configured proxy.
-    connection = http.client.HTTPConnection(host, int(port), timeout=NSQD_TIMEOUT)
-    try:
-        # Not asked for the channel: a topic that has no such channel yet would be left out, with all that it holds.
-        connection.request("GET", "/stats?" + urlencode({"format": "json", "topic": topic}))
-        stats = json.loads(connection.getresponse().read())
-    except (OSError, ValueError, http.client.HTTPException):
-        return None
-    finally:
-        connection.close()
-    owed = 0
-    for entry in stats["topics"] or ():  # null, if there is none
-        owed += entry["depth"]
-        for queue in entry["channels"]:
-            if queue["channel_name"] == channel:
-                owed += queue["depth"] + queue["in_flight_count"] + queue["deferred_count"]
-    return owed
 
 
 def main(argv: Sequence[str] | None = None) -> None:
