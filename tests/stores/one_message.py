@@ -48,6 +48,8 @@ class Message:
         """Some success was answered."""
         self.moved = False
         """Another message came into the bucket: the first write of a success may be in vain."""
+        self.neighbours: list[bytes] = []
+        """The tags of those that are in the bucket."""
         self.evicted = False
         """The server has forgotten the claim: two may be let in."""
         self.story: list[str] = []
@@ -103,14 +105,14 @@ class Message:
         self.done = self.confirming = False
         self.failures = 0
 
-    def known(self) -> bool:
-        """Whether the bucket has it."""
+    def known(self, tag: bytes | None = None) -> bool:
+        """Whether the bucket has it, or the other message that has this tag."""
         reply = self._server.ask(Command(b"mg %s v" % self.items.bucket))
         if not reply.startswith(b"VA "):
             return False
         value = reply.partition(b"\r\n")[2][:-2]
         size = len(self.items.tag)
-        return self.items.tag in [value[at : at + size] for at in range(0, len(value), size)]
+        return (tag or self.items.tag) in [value[at : at + size] for at in range(0, len(value), size)]
 
     def claimed(self) -> bool:
         """Whether there is a claim, a hold, a count of tries or a marker."""

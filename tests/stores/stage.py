@@ -49,9 +49,13 @@ class Stage:
         ((_, claim, bucket, tag),) = self.witness._servers.spots([fingerprint])
         return Items(claim, bucket, tag)
 
-    def tidy(self) -> None:
-        """Have the stores send what they would send with their next pipeline, which may be of another schedule."""
+    def tidy(self, fingerprint: bytes) -> None:
+        """Have the stores send what they would send with their next pipeline, and forget that they had a message.
+
+        Else the next schedule would not begin like the one before.
+        """
         for client, store in zip(self.clients, self.stores, strict=True):
+            store._held.forget(fingerprint)
             if any(link.leftovers for link in store._servers.links):
                 client.run(functools.partial(store.extend, [Claim(bytes(16), b"", bytes(16), LEASE)]))
 
@@ -97,20 +101,22 @@ class Scene:
     def crowd(self, tag: bytes = b"\1") -> None:
         """Have another message confirmed that is kept in the same bucket."""
         other = tag * 8 + self._fingerprint[8:]
+        self.message.neighbours.append(tag * 8)
         assert self._stage.items_of(other).bucket == self.message.items.bucket
         self._stage.witness.confirm([self._token(other, "nsqd9/z", "process9")])
 
     def actors(self) -> Sequence[Actor]:
         """See `interleaving.World`."""
-        self._stage.tidy()
         for key in self.message.items.claim, self.message.items.bucket:
             self._stage.server.ask(Command(b"md %s" % key))
         return self._cast(self)
 
     def judge(self) -> None:
         """Nothing is stuck: who comes later is told what is so, and is let in when the claim ends undone."""
+        self._stage.tidy(self._fingerprint)
         self._stage.ends.add(tuple(delivery.verdict for delivery in self.deliveries))
         message = self.message
+        assert all(map(message.known, message.neighbours)), "a write into the bucket undid another"
         if message.anything_goes():
             return
         if message.done:
