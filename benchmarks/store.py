@@ -5,8 +5,9 @@ are looked up (claim; get), in batches of 1 to 1,000. The naive form knows no ba
 messages per second by the clock of the wall, memcached on another core, and by the client's CPU, which is what one
 core could do.
 
-Memory: how much memcached grows when it is told a window of messages, divided by the window. A claim takes memory
-beside that, while a message is handled and for 10 s afterwards, so it goes by the rate and not by the window.
+Memory: how much memcached grows while it is told three windows of messages, so that every bucket is full, divided by
+the window; and how much with a key for each message of one window. A claim takes memory beside that, while a message
+is handled and for 10 s afterwards: so it goes by the rate, not by the window.
 
     make bench BENCH=store                     # some minutes
 """
@@ -30,13 +31,15 @@ from nsqdedupe.cli.local_memcached import Memcached
 from nsqdedupe.memcached.items import BUCKET_BYTES
 from nsqdedupe.store import Claim, Verdict
 
-WINDOW = 1_000_000
 RECALL = 0.999
 BATCHES = (1, 10, 100, 1_000)
 FEW = 2_000
 """Messages of one measurement, where each takes round trips of its own."""
 
 MANY = 20_000
+MEMORY_ROUNDS = 2
+"""Figures of memory hardly differ, and take minutes."""
+
 PIPELINE = 1_000
 LEASE = 62.0
 NAIVE = "a get and a set"
@@ -69,7 +72,7 @@ class Growth(NamedTuple):
 
     resident: float
     slabs: float
-    """By memcached's own account: the pages that it took for these items, as far as they are used."""
+    """By memcached's own account: the chunks that are in use."""
 
 
 def digests_of(count: int) -> list[bytes]:
@@ -86,6 +89,10 @@ def claims_of(digests: Sequence[bytes]) -> list[Claim]:
 def batches_of(claims: Sequence[Claim], size: int) -> Iterator[Sequence[Claim]]:
     for start in range(0, len(claims), size):
         yield claims[start : start + size]
+
+
+def store_of(memcached: Memcached, window: int) -> MemcachedStore:
+    return MemcachedStore(memcached.tcp_address, window=window, recall=RECALL)
 
 
 def timed(deed: Callable[[], None], messages: int) -> Speed:
@@ -155,7 +162,7 @@ def fill(store: MemcachedStore, memcached: Memcached) -> None:
 
 def speeds(args: argparse.Namespace) -> str:
     with Memcached(memory=1024) as memcached:
-        store = MemcachedStore(memcached.tcp_address, window=WINDOW, recall=RECALL)
+        store = store_of(memcached, args.window)
         fill(store, memcached)
         client = Client(("127.0.0.1", memcached.tcp_port), no_delay=True, timeout=10)
         ways: dict[str, Callable[[], Round]] = {
@@ -195,17 +202,17 @@ def speed_table(found: dict[str, list[Round]], clock: str) -> str:
     return markdown(columns, rows)
 
 
-def grown(tell_all: Callable[[Memcached, list[bytes]], None], window: int) -> Growth:
-    """What a memcached grows by when it is told so many messages."""
+def grown(tell_all: Callable[[Memcached, list[bytes]], None], messages: int, window: int) -> Growth:
+    """What a memcached grows by for each of a window when it is told so many messages."""
     with Memcached(memory=2048) as memcached:
-        tell_all(memcached, digests_of(100))  # what is needed on the way is there before
-        resident, slabs = sizes(memcached)
-        digests = digests_of(window)
-        tell_all(memcached, digests)
-        now = sizes(memcached)
+        tell_all(memcached, digests_of(PIPELINE))  # what is needed on the way is there before
+        before = sizes(memcached)
+        for start in range(0, messages, window):
+            tell_all(memcached, digests_of(min(window, messages - start)))
+        after = sizes(memcached)
         if int(memcached.stats()["evictions"]):
             raise SystemExit("memcached had too little memory")
-    return Growth((now[0] - resident) / window, (now[1] - slabs) / window)
+    return Growth(*((now - then) / min(window, messages) for now, then in zip(after, before, strict=True)))
 
 
 def sizes(memcached: Memcached) -> tuple[int, int]:
@@ -218,20 +225,29 @@ def sizes(memcached: Memcached) -> tuple[int, int]:
     return resident, used
 
 
-def confirmed(memcached: Memcached, digests: list[bytes]) -> None:
-    """Messages come and are done; their claims are not counted here."""
-    store = MemcachedStore(memcached.tcp_address, window=WINDOW, recall=RECALL)
-    for batch in batches_of(claims_of(digests), PIPELINE):
-        store.confirm(batch)
-    store.close()
+def memory(args: argparse.Namespace) -> str:
+    window = args.window
 
+    def batched_by(verb: str) -> Callable[[Memcached, list[bytes]], None]:
+        def tell_all(memcached: Memcached, digests: list[bytes]) -> None:
+            store = store_of(memcached, window)
+            for batch in batches_of(claims_of(digests), PIPELINE):
+                getattr(store, verb)(batch)
+            store.close()
 
-def claimed(memcached: Memcached, digests: list[bytes]) -> None:
-    """Messages are being handled."""
-    store = MemcachedStore(memcached.tcp_address, window=WINDOW, recall=RECALL)
-    for batch in batches_of(claims_of(digests), PIPELINE):
-        store.claim(batch)
-    store.close()
+        return tell_all
+
+    ways = {
+        f"MemcachedStore(recall={RECALL})": (batched_by("confirm"), 3 * window),
+        "a key for each message": (set_one_by_one, window),
+        MARKER: (batched_by("claim"), window // 10),
+    }
+    rows = []
+    for name, (deed, messages) in ways.items():
+        rounds = [grown(deed, messages, window) for _ in range(min(args.rounds, MEMORY_ROUNDS))]
+        rows.append([name, *(spread(list(values), "{:.1f}") for values in zip(*rounds, strict=True))])
+        print(rows[-1], file=sys.stderr)
+    return markdown(["memory of memcached", "bytes per message, resident", "by its slabs"], rows)
 
 
 def set_one_by_one(memcached: Memcached, digests: list[bytes]) -> None:
@@ -243,29 +259,18 @@ def set_one_by_one(memcached: Memcached, digests: list[bytes]) -> None:
     client.close()
 
 
-def memory(args: argparse.Namespace) -> str:
-    ways = {
-        f"MemcachedStore(recall={RECALL})": (confirmed, args.window),
-        "a key for each message": (set_one_by_one, args.window),
-        MARKER: (claimed, args.window // 10),
-    }
-    rows = []
-    for name, (deed, window) in ways.items():
-        rounds = [grown(deed, window) for _ in range(args.rounds)]
-        rows.append([name, *(spread(list(values), "{:.1f}") for values in zip(*rounds, strict=True))])
-        print(rows[-1], file=sys.stderr)
-    return markdown(["memory of memcached", "bytes per message, resident", "by its slabs"], rows)
-
-
 def main() -> None:
     parser = options(__doc__)
+    parser.add_argument("--window", type=int, default=1_000_000)
     args = settle(parser.parse_args())
-    args.few, args.many, args.window = (200, 2_000, 50_000) if args.quick else (FEW, MANY, WINDOW)
+    args.few, args.many = FEW, MANY
+    if args.quick:
+        args.few, args.many, args.window = 200, 2_000, 50_000
     conditions = Conditions()
     with Memcached() as memcached:
         version = f"memcached {memcached.stats()['version']}"
     tables = [speeds(args), memory(args)]
-    job = f"{args.rounds} rounds, a window of {WINDOW:,} messages at {RECALL:.1%}, every bucket full"
+    job = f"{args.rounds} rounds, a window of {args.window:,} messages at {RECALL:.1%}, every bucket full"
     header = [f"{job}; medians, (lowest to highest).", *conditions.lines(version, packages=["pymemcache"])]
     tell("store", "\n".join([*header, "", "\n\n".join(tables)]), args.results)
 

@@ -85,6 +85,15 @@ def test_memory_is_measured(tmp_path: Path) -> None:
     assert all(float(row[2].split("%")[0]) > 98 for row in (ours, classic))
 
 
+def test_the_memcached_store_is_measured_beside_a_get_and_a_set(tmp_path: Path) -> None:
+    rows = quick("store", tmp_path)
+    speed, by_cpu, memory = rows[:6], rows[6:12], rows[12:]
+    assert [row[0] for row in speed] == [row[0] for row in by_cpu]
+    assert speed[0][:3] == ["a get and a set", "1.0 (1.0 to 1.0)", "1.0 (1.0 to 1.0)"]
+    table, key_each, _ = (float(row[2].split()[0]) for row in memory)
+    assert table < key_each / 2
+
+
 @pytest.mark.parametrize("kind", ["pynsq", "dedupe", "batching", "memory", "file"])
 def test_a_contestant_that_handles_what_was_published_passes(
     contest: Any, job: Any, servers: Servers, kind: str
