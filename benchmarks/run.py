@@ -15,9 +15,9 @@ import argparse
 import random
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from contest import CONTESTANTS, Contestant, Figures, contest, go_version, hindrance, servers
+from contest import CONTESTANTS, Contestant, Figures, Servers, contest, go_version, hindrance, servers
 from figures import Conditions, markdown, options, settle, spread, tell
 from job import Job
 from plots import bars
@@ -59,23 +59,25 @@ Rounds = dict[str, list[Figures]]
 class Suite:
     """All cases on one pair of nsqds."""
 
-    def __init__(self, args: argparse.Namespace, cases: dict[str, Case], left_out: dict[str, str]) -> None:
+    def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
-        self._cases = cases
-        self._left_out = left_out
-        self._results: dict[str, Rounds] = {name: {kind: [] for kind in case.kinds} for name, case in cases.items()}
+        self._left_out = {kind: why for kind in args.only if (why := hindrance(of(kind)))}
+        self._cases = {name: CASES[name] for name in args.cases}
+        self._results: dict[str, Rounds] = {
+            name: {kind: [] for kind in case.kinds if kind in args.only and kind not in self._left_out}
+            for name, case in self._cases.items()
+        }
 
     def run(self) -> None:
         """Have all contestants prove themselves, run all rounds, write the reports."""
         conditions = Conditions()
-        kinds = list({kind: None for case in self._cases.values() for kind in case.kinds})
+        kinds = list({kind: None for results in self._results.values() for kind in results})
         with servers(2, memcached=any(of(kind).memcached for kind in kinds)) as started:
             for kind in kinds:
-                job = Job(messages=CHECKED, memcached=started.cache, check=True)
-                contest(kind, job, started.nsqds, 200, -1)
+                self._turn(kind, Job(messages=CHECKED, memcached=started.cache, check=True), started, 200, -1)
             for number in range(self._args.rounds):
                 for name, case in self._cases.items():
-                    for kind in random.sample(case.kinds, len(case.kinds)):
+                    for kind in random.sample(list(self._results[name]), len(self._results[name])):
                         job = Job(
                             messages=self._messages(case, of(kind)),
                             max_in_flight=case.max_in_flight,
@@ -83,15 +85,31 @@ class Suite:
                             memcached=started.cache,
                             quick=self._args.quick,
                         )
-                        figures = contest(kind, job, started.nsqds, case.size, number)
-                        self._results[name][kind].append(figures)
-                        print(f"round {number + 1}, {name}, {kind}: {figures}", file=sys.stderr)
+                        figures = self._turn(kind, job, started, case.size, number)
+                        if figures is not None:
+                            self._results[name][kind].append(figures)
+                            print(f"round {number + 1}, {name}, {kind}: {figures}", file=sys.stderr)
             others = [go_version()] if any(of(kind).program == "go" for kind in kinds) else []
             packages = sorted({package for kind in kinds for package in of(kind).packages})
             header = conditions.lines(*started.versions(), *others, packages=["pynsq", "tornado", *packages])
         for name in self._cases:
             tell(f"reader-{name}", self._report(name, header), self._args.results)
         self._plot()
+
+    def _turn(self, kind: str, job: Job, started: Servers, size: int, seed: int) -> Figures | None:
+        """A contestant's figures; None if it is somebody else's and failed: then it is left out of all reports."""
+        if kind in self._left_out:
+            return None
+        try:
+            return contest(kind, job, started.nsqds, size, seed)
+        except SystemExit as why:
+            if of(kind).program == "consumer.py":
+                raise
+            print(f"{kind} is left out: {why}", file=sys.stderr)
+            self._left_out[kind] = str(why).splitlines()[-1]
+            for results in self._results.values():
+                results.pop(kind, None)
+            return None
 
     def _messages(self, case: Case, contestant: Contestant) -> int:
         return int(self._args.messages * case.share * (0.2 if contestant.slow else 1))
@@ -144,13 +162,7 @@ def main() -> None:
     args = settle(parser.parse_args())
     if args.quick:
         args.messages = 2_000
-    left_out = {kind: why for kind in args.only if (why := hindrance(of(kind)))}
-    wanted = set(args.only) - set(left_out)
-    cases = {}
-    for name in args.cases:
-        kinds = [kind for kind in CASES[name].kinds if kind in wanted]
-        cases[name] = replace(CASES[name], kinds=kinds)
-    Suite(args, cases, left_out).run()
+    Suite(args).run()
 
 
 if __name__ == "__main__":
