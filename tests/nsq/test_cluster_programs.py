@@ -105,7 +105,7 @@ def test_a_consumer_writes_down_what_it_handled(
 
     argv = [
         f"--lookupd-http-address={lookupd.http_address}",
-        f"--store=memcached://{memcached.tcp_address}?window=1000&namespace={topic[-8:]}",
+        f"--store=memcached://{memcached.tcp_address}?window=1000&timeout=30&namespace={topic[-8:]}",
         *(f"--topic={topic}", f"--channel={channel}", f"--account={directory}"),
     ]
     run(consumer.main, argv, until=done)

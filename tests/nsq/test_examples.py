@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from servers import eventually
+from servers import Servers, eventually
 
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
 
@@ -61,3 +63,69 @@ def test_coroutine_reader_ends_when_it_has_enough(published: tuple[Nsqd, Nsqd]) 
     program = start("coroutine_reader.py", *args, "--messages", str(LINES))
     out, err = program.communicate(timeout=DEADLINE)
     assert (program.returncode, out, err) == (0, f"handled {LINES}, left in flight 0\n", "")
+
+
+def end(program: subprocess.Popen[str]) -> list[str]:
+    """What a program that ends well has printed."""
+    program.send_signal(signal.SIGTERM)
+    out, err = program.communicate(timeout=DEADLINE)
+    assert (program.returncode, err) == (0, "")
+    return out.splitlines()
+
+
+def test_consumers_that_share_a_memcached_handle_each_line_once(
+    published: tuple[Nsqd, Nsqd], lookupd: Nsqlookupd, servers: Servers
+) -> None:
+    store = f"memcached://{servers.memcached().tcp_address}?window=1000&timeout=30"
+    where = "--lookupd-http-address", lookupd.http_address, "--store", store
+    programs = [start("shared_memcached.py", *where) for _ in range(2)]
+    eventually(lambda: [nsqd.unfinished("events", "example") for nsqd in published] == [0, 0], timeout=DEADLINE)
+    outputs = [end(program) for program in programs]
+    events = [line for *lines, _ in outputs for line in lines]
+    assert len(events) == LINES
+    assert len(set(events)) == LINES
+    words = [summary.replace(",", "").split() for *_, summary in outputs]
+    assert [one[0::2] for one in words] == [["handled", "duplicates", "outages"]] * 2
+    assert [sum(int(one[n]) for one in words) for n in (1, 3, 5)] == [LINES, LINES, 0]
+
+
+@pytest.mark.parametrize(("name", "prints"), [("wrapped_before.py", 2 * LINES), ("wrapped_after.py", LINES)])
+def test_a_wrapped_consumer_prints_each_line_once(
+    published: tuple[Nsqd, Nsqd], lookupd: Nsqlookupd, name: str, prints: int
+) -> None:
+    program = start(name, lookupd.http_address)
+    eventually(lambda: [nsqd.unfinished("events", "example") for nsqd in published] == [0, 0], timeout=DEADLINE)
+    events = end(program)
+    assert len(events) == prints
+    assert len(set(events)) == LINES
+
+
+def test_a_consumer_is_wrapped_by_two_lines() -> None:
+    before, after = ((EXAMPLES / f"wrapped_{name}.py").read_text().splitlines() for name in ("before", "after"))
+    changes = [line for line in difflib.ndiff(before, after) if line[0] in "+-" and line[1:].strip()]
+    assert [line[:12] for line in changes] == ["+ import nsq", "+ @nsqdedupe"]
+
+
+def test_keys_are_tried_on_bodies() -> None:
+    bodies = [
+        {"id": 1, "order": "a", "step": 1},
+        {"id": 1, "order": "a", "step": 1},
+        {"id": 2, "order": "a", "step": 1},  # published anew by a producer that gives another id
+        {"id": 3, "order": "a", "step": 2},
+        {"order": "a", "step": 3},
+    ]
+    out, err = start("choosing_a_key.py", lines="".join(json.dumps(body) + "\n" for body in bodies)).communicate()
+    assert (out.splitlines(), err) == (
+        [
+            "5 bodies",
+            "BODY: 4 different messages, 0 bodies without a key",
+            'json_field("id"): 3 different messages, 1 bodies without a key',
+            "order_and_step: 3 different messages, 0 bodies without a key",
+        ],
+        "",
+    )
+
+
+def test_each_example_is_run() -> None:
+    tested = Path(__file__).read_text()
+    assert [file.name for file in EXAMPLES.iterdir() if file.suffix == ".py" and f'"{file.name}"' not in tested] == []
