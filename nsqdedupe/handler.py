@@ -10,6 +10,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import nsq.conn
+
 from nsqdedupe import checks
 from nsqdedupe.adopted import adopt, connection_of
 from nsqdedupe.connection import check_pynsq
@@ -119,6 +121,8 @@ class DedupedHandler:
                 self._told = True
                 logger.warning("[%s] a DedupeReader de-duplicates already: give it the handler itself", self._scope)
             return self.__wrapped__(*args)
+        if conn.state == nsq.conn.DISCONNECTED:
+            return self._leave(message)
         desk = self._desk_here()
         handler = functools.partial(self.__wrapped__, *before) if before else self.__wrapped__
         ours = adopt(message, conn, desk.handling, handler)
@@ -128,6 +132,15 @@ class DedupedHandler:
         if ours.answered is not None:
             return ours.answered
         return ours.outcome_so_far()
+
+    def _leave(self, message: nsq.Message) -> Any:  # noqa: ANN401 - as the handler
+        """Leave to nsqd what was read before its connection closed: nothing can be answered, and it comes again."""
+        message._has_responded = True  # noqa: SLF001 - else pynsq would try to answer
+        if not self._returns_awaitables:
+            return False
+        unhandled = asyncio.get_running_loop().create_future()
+        unhandled.set_result(False)
+        return unhandled
 
     def _desk_here(self) -> Desk:
         desk = self._desk

@@ -304,6 +304,44 @@ def test_a_method_is_decorated_where_it_is_defined(nsqd_pair: Pair, topic: str, 
     assert Decorated.handle.stats.duplicates == 20
 
 
+@pytest.mark.parametrize("kind", ["plain", "coroutine"])
+def test_what_was_read_before_a_connection_closed_is_left_to_nsqd(
+    nsqd: Nsqd, topic: str, channel: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """pynsq hands it out all the same; but nothing could be answered any more."""
+    watched_channel(nsqd, topic, channel)
+    seen = Seen()
+
+    async def main() -> None:
+        ended = asyncio.Event()
+
+        def handle(message: Any) -> bool:
+            seen.run(message)
+            if message.conn.stream._read_buffer_size > 500 and not ends:  # a dozen messages
+                ends.append(message)
+                # What comes last of a connection: there is nothing left to read.
+                message.conn.on("error", lambda **_: ended.set())
+                reader.close()
+            return True
+
+        ends: list[Any] = []
+        handler = decorated(KINDS[kind](handle, 0.0), topic, channel)
+        async with stock_reader(topic, channel, handler, [nsqd]) as reader:
+            offered = []
+            reader.validate_message = lambda message: offered.append(message) or True
+            publish([nsqd], topic, bodies(300))
+            await asyncio.wait_for(ended.wait(), PATIENCE)
+            await eventually_async(lambda: handler.stats.in_flight == 0)
+            assert len(offered) > handler.stats.received, "some came after the end"
+            assert handler._desk._lines == {}
+            assert handler._desk._open == 0
+        assert "uncaught exception" not in caplog.text
+
+    on_loop(main())
+    # What was handled after its connection had closed could not be answered either.
+    assert nsqd.unfinished(topic, channel) >= 300 - len(seen.runs)
+
+
 def test_readers_of_one_channel_share_a_handler(nsqd_pair: Pair, topic: str, channel: str) -> None:
     """One reader for each nsqd: what the one handles the other knows."""
     seen = Seen()

@@ -7,6 +7,7 @@ from .event import EventedMixin
 
 CONNECTING: str
 CONNECTED: str
+DISCONNECTED: str
 SnappySocket: Any  # None where python-snappy is not installed
 
 class AsyncConn(EventedMixin):
