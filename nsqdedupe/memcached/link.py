@@ -139,10 +139,8 @@ class Link:
             raise
 
     def talk(self, commands: Sequence[bytes], kinds: bytes) -> Talk | None:
-        """A pipeline to hold; None if there is no connection."""
-        if self._connection is None:
-            return None
-        if not silent(self._connection):
+        """A pipeline to hold; None if there is no connection that is good for one."""
+        if self._connection is None or not silent(self._connection):
             self.lose(f"{self.name}: said more than it was asked")
             return None
         first, self.leftovers = self.leftovers, []

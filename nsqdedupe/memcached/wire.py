@@ -16,6 +16,7 @@ from collections.abc import Collection, Sequence
 from nsqdedupe.memcached.meta import FINISH, MisreadError, Replies, Reply
 
 READ_AT_MOST = 1 << 18
+"""Bytes: more than a record of TLS, so that none is left where poll() does not see it."""
 
 _NOT_YET = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -39,8 +40,6 @@ class Talk:
         self.error: Exception | None = None
         self._reader = Replies(kinds)
         self._unsent = memoryview(b"".join((*commands, FINISH)))
-        # Bytes that TLS has read and decrypted already are not seen by poll().
-        self._hidden = connection.pending if isinstance(connection, ssl.SSLSocket) else _nothing
 
     @property
     def sent(self) -> bool:
@@ -56,16 +55,13 @@ class Talk:
     def read(self) -> bool:
         """Read what has come; whether it was all."""
         with contextlib.suppress(*_NOT_YET):
-            while True:
-                data = self.connection.recv(READ_AT_MOST)
-                if not data:
-                    raise ConnectionError("closed the connection")
-                replies = self._reader.feed(data)
-                if replies is not None:
-                    self.replies = replies
-                    return True
-                if not self._hidden():
-                    break
+            data = self.connection.recv(READ_AT_MOST)
+            if not data:
+                raise ConnectionError("closed the connection")
+            replies = self._reader.feed(data)
+            if replies is not None:
+                self.replies = replies
+                return True
         return False
 
 
@@ -125,7 +121,3 @@ def _goes_on(talk: Talk, *, reading: bool) -> bool:
 
 def _awaited(talk: Talk) -> int:
     return select.POLLIN if talk.sent else select.POLLIN | select.POLLOUT
-
-
-def _nothing() -> int:
-    return 0

@@ -323,6 +323,22 @@ def test_a_claim_that_was_evicted_and_given_to_another_is_the_others(store: Hand
     assert peer.extend([successor]) == [True]
 
 
+def test_a_claim_that_another_makes_just_before_it_is_made_again_is_the_others(store: Handle, peer: Handle) -> None:
+    fingerprint = message()
+    claim = own(store, fingerprint)
+    store.evict(store.claim_key(fingerprint))
+    original = store._servers.ask
+    rounds = iter(range(10))
+
+    def ask_after_another(*args: object) -> None:
+        if next(rounds) == 1:
+            own(peer, fingerprint)
+        original(*args)  # type: ignore[arg-type]
+
+    store._servers.ask = ask_after_another  # type: ignore[method-assign]
+    assert store.extend([claim]) == [False]
+
+
 def test_of_a_claim_that_was_evicted_nothing_is_left_to_release(store: Handle, peer: Handle) -> None:
     fingerprint = message()
     claim = own(store, fingerprint)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
 import socket
+import struct
 import threading
 
 import pytest
 
+from nsqdedupe.cli.local_memcached import Memcached
+from nsqdedupe.clock import monotonic
+from nsqdedupe.memcached.link import Link, Terms
 from nsqdedupe.memcached.meta import LONGEST_LINE, READS, WRITES, MisreadError, Replies, Reply, flags_of
-from nsqdedupe.memcached.wire import Talk, converse
+from nsqdedupe.memcached.wire import Talk, converse, silent
 
 TRICKY = b"\r\nMN\r\nEN\r\nVA 3 c1\r\n"
 STREAM = (
@@ -101,16 +107,16 @@ def test_bytes_after_the_end_are_refused() -> None:
 # -- on sockets ----------------------------------------------------------------------------------
 
 
-def hold(connection: socket.socket, kinds: bytes, timeout: float = 10.0, commands: bytes = b"") -> Talk:
+def hold(connection: socket.socket, kinds: bytes, timeout: float = 10.0) -> Talk:
     connection.settimeout(0)
-    talk = Talk(connection, [commands], kinds)
+    talk = Talk(connection, [], kinds)
     converse([talk], timeout)
     return talk
 
 
 def test_a_pipeline_larger_than_all_buffers_does_not_lock_up() -> None:
     """Its server answers each command as it comes, and reads no further while nobody takes the answers."""
-    count, value = 20_000, b"x" * 200
+    count, value = 4000, b"x" * 200
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -124,9 +130,13 @@ def test_a_pipeline_larger_than_all_buffers_does_not_lock_up() -> None:
             theirs.sendall(b"MN\r\n")
 
     server = threading.Thread(target=serve)
-    server.start()
+    ours.settimeout(0)
     with ours:
-        talk = hold(ours, READS * count, 60.0, b"mg key v\r\n" * count)
+        talk = Talk(ours, [b"mg key v\r\n"] * count, READS * count)
+        talk.write()
+        assert not talk.sent, "it must be larger than what goes out before anybody reads"
+        server.start()
+        converse([talk], 60.0)
         server.join()
     assert talk.error is None
     assert talk.replies == [(b"VA 200", value)] * count
@@ -168,3 +178,33 @@ def test_what_came_in_time_is_read_after_the_deadline() -> None:
     with ours, theirs:
         theirs.sendall(b"HD\r\nMN\r\n")
         assert hold(ours, WRITES, timeout=0.0).error is None
+
+
+def test_a_connection_is_silent_until_something_comes_or_it_ends() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        for event in ("speaks", "closes", "resets"):
+            with contextlib.closing(socket.create_connection(listener.getsockname())) as ours:
+                theirs = listener.accept()[0]
+                ours.settimeout(0)
+                assert silent(ours)
+                if event == "speaks":
+                    theirs.sendall(b"x")
+                elif event == "resets":
+                    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                if event != "speaks":
+                    theirs.close()
+                assert select.select([ours], [], [], 30.0)[0]
+                assert not silent(ours)
+                theirs.close()
+
+
+def test_a_pipeline_is_not_begun_where_something_came_unasked(memcached: Memcached) -> None:
+    link = Link("127.0.0.1", memcached.tcp_port, Terms("unasked", 10.0, 10.0, None, monotonic, []))
+    assert link.ready()
+    connection = link._connection
+    assert connection is not None
+    connection.send(b"mn\r\n")
+    assert select.select([connection], [], [], 30.0)[0]
+    assert link.talk([b"mg key v\r\n"], READS) is None
+    assert not link.connected
+    assert link.why.endswith("said more than it was asked")

@@ -61,3 +61,9 @@ def test_after_an_outage_it_begins_anew() -> None:
     assert pauses.next() > SHORTEST
     pauses.reset()
     assert pauses.next() <= SHORTEST
+
+
+def test_the_longest_pause_may_be_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("random.uniform", longest_first)
+    pauses = Pauses(ManualClock(), longest=0.5)
+    assert [pauses.next(hurry=False) for _ in range(5)] == [0.1, 0.2, 0.4, 0.5, 0.5]
