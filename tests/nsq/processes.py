@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from consumers import PATIENCE
+
 import nsqdedupe
-from nsqdedupe.cli.local_nsq import Nsqlookupd
+from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
 
 PROGRAM = Path(__file__).with_name("consumer_process.py")
 
@@ -31,14 +33,33 @@ class Journal:
     def bodies(self, word: str) -> list[bytes]:
         return [fact[0].encode() for fact in self.facts(word)]
 
+    def stats(self) -> list[dict[str, Any]]:
+        """The counters of each that has stopped by itself."""
+        return [json.loads(text) for (text,) in self.facts("stats")]
+
+
+def told_to_stop(*processes: subprocess.Popen[bytes]) -> None:
+    """End them gracefully, so that they write down what they have counted."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        assert process.wait(PATIENCE) == 0
+
 
 @contextmanager
 def consumer_process(
-    journal: Journal, topic: str, channel: str, lookupd: Nsqlookupd, **options: Any
+    journal: Journal, topic: str, channel: str, servers: Nsqlookupd | Iterable[Nsqd], **options: Any
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A consumer that is killed at the end, if it still lives; its log lies beside the journal."""
-    told = {"lookupd_http_addresses": [lookupd.http_address], "lookupd_poll_interval": 1, "max_in_flight": 200}
-    text = json.dumps({"topic": topic, "channel": channel, **told, **options})
+    """A consumer on what a lookupd knows, or on given nsqds. It is killed at the end, if it still lives.
+
+    Its log lies beside the journal.
+    """
+    told: dict[str, Any] = {"topic": topic, "channel": channel, "max_in_flight": 200}
+    if isinstance(servers, Nsqlookupd):
+        told |= {"lookupd_http_addresses": [servers.http_address], "lookupd_poll_interval": 1}
+    else:
+        told["nsqd_tcp_addresses"] = [nsqd.tcp_address for nsqd in servers]
+    text = json.dumps({**told, **options})
     with (
         journal.path.with_suffix(".log").open("ab") as log,
         subprocess.Popen(

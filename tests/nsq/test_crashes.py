@@ -161,7 +161,7 @@ def test_the_consumer_and_the_owners_nsqd_are_killed_and_the_other_copy_is_handl
         for nsqd in nsqd_pair:
             eventually(lambda nsqd=nsqd: nsqd.channel_stats(topic, channel)["clients"][0]["ready_count"], PATIENCE)
         publish(nsqd_pair, topic, [b"precious"])
-        ((_, owner),) = eventually(lambda: journal.facts("start"), PATIENCE)
+        ((_, owner, *_),) = eventually(lambda: journal.facts("start"), PATIENCE)
         other = next(nsqd for address, nsqd in by_address.items() if address != owner)
         eventually(lambda: other.channel_stats(topic, channel)["in_flight_count"] == 1, PATIENCE)
         by_address[owner].kill()
