@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
-import uuid
 
 import nsqdedupe
 
@@ -21,7 +19,7 @@ async def publish(addresses: list[str], topic: str) -> None:
         nonlocal published
         for line in sys.stdin:  # all workers share it
             # The id is made once: copies share it, and two equal lines stay two messages.
-            body = json.dumps({"id": uuid.uuid4().hex, "text": line.rstrip("\n")}).encode()
+            body = nsqdedupe.with_id({"text": line.rstrip("\n")}, field="id")
             while True:
                 try:
                     await writer.publish(topic, body)

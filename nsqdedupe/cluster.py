@@ -141,7 +141,8 @@ class Cluster:
         for endpoint, member in sorted(self._members.items(), key=lambda item: item[1].pipeline not in self.ready):
             pipeline = member.pipeline
             if pipeline.ready:
-                first = taken.setdefault(pipeline.peer, pipeline)
+                # None: it was ready, and its connection has ended since. That is nobody else's.
+                first = taken.setdefault(pipeline.peer or pipeline, pipeline)
                 member.twin = first is not pipeline
                 if member.twin and endpoint not in self._told:
                     self._told.add(endpoint)

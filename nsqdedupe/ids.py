@@ -41,7 +41,7 @@ def with_id(document: Mapping[str, object] | bytes | str, field: str = "messageI
         fields = {field: str(_uuid7()), **fields}
     try:
         return json.dumps(fields, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"document: cannot be written as JSON: {_reason(error)}") from None
 
 
@@ -55,7 +55,7 @@ def _object_of(text: object) -> dict[str, object]:
         raise ConfigError(f"document: must be a mapping or JSON text, not {type(text).__name__}")
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"document: is no JSON text: {_reason(error)}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"document: must be a JSON object, not {type(value).__name__}")
@@ -66,6 +66,8 @@ def _reason(error: Exception) -> str:
     """What went wrong, without the text in which it did."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} at character {error.pos}"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
     return "it is not UTF-8" if isinstance(error, UnicodeError) else str(error)
 
 

@@ -31,6 +31,8 @@ _writers: weakref.WeakSet[ReplicatedWriter] = weakref.WeakSet()
 class ReplicatedWriter:
     """Publishes each message to several different nsqds. Consumers that de-duplicate handle it once.
 
+    They tell messages by a key, so give each message one: `with_id` adds an id that copies share.
+
     It connects when it is used first, and again whenever a connection is lost (after pauses of 0.1 s, then
     longer ones, up to 60 s). A message is sent to as many nsqds as must acknowledge it and to no more: to those
     that owe the fewest answers, in turn among equals. Only when one fails, is lost or is silent for ``timeout``

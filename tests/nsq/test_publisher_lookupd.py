@@ -200,6 +200,21 @@ def test_one_nsqd_under_two_names_is_one(nsqd: Nsqd, topic: str, caplog: pytest.
     on_loop(main())
 
 
+def test_two_whose_connections_have_just_ended_are_not_taken_for_one(
+    nsqd_pair: Pair, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with writing(nsqd_pair) as writer:
+            await writer.publish(topic, b"body")
+            for pipeline in pipelines(writer):
+                pipeline.peer = None  # as it is when they have ended in the turn in which they were ready
+            writer._cluster.look()
+            assert ready(writer) == 2
+        assert "is the same nsqd as" not in caplog.text
+
+    on_loop(main())
+
+
 def test_nothing_is_asked_before_the_first_publish(lookupd: Nsqlookupd) -> None:
     writer = ReplicatedWriter(lookupd_http_addresses=lookupd.http_address, copies=3)  # outside of any loop
     writer.close()

@@ -54,12 +54,21 @@ def test_the_document_is_not_changed() -> None:
     assert document == {"a": 1}
 
 
+def nested(depth: int) -> dict[str, object]:
+    document: dict[str, object] = {}
+    for _ in range(depth):
+        document = {"a": document}
+    return document
+
+
 @pytest.mark.parametrize(
     ("document", "said"),
     [
         (None, "mapping or JSON text, not NoneType"),
         ([1], "not list"),
         (b"[1]", "JSON object, not list"),
+        (b"[" * 100_000, "no JSON text: it is nested too deeply"),
+        (nested(100_000), "written as JSON: it is nested too deeply"),
         (b"secret", "no JSON text: Expecting value at character 0"),
         (b'{"a": "\xff"}', "no JSON text: it is not UTF-8$"),
         ({"a": math.nan}, "written as JSON"),
