@@ -24,7 +24,9 @@ from nsqdedupe.cli.local_nsq import Nsqd
 
 HERE = Path(__file__).parent
 TOOLS = HERE.parent / "tools"
-FLAGS = ("--mem-queue-size=10000000", "--max-rdy-count=10000", "--max-body-size=100000000")
+FLAGS = ("--mem-queue-size=1000000", "--max-rdy-count=10000", "--max-body-size=100000000")
+"""Room in memory for a whole backlog, and not much more: what is empty is looked at by nsqd's garbage collector too."""
+
 BATCH = 1000
 PATIENCE = 30.0
 """Seconds until nsqd must have had every answer of a consumer that has handled every copy."""
