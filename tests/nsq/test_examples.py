@@ -79,6 +79,8 @@ def test_consumers_that_share_a_memcached_handle_each_line_once(
     store = f"memcached://{servers.memcached().tcp_address}?window=1000&timeout=30"
     where = "--lookupd-http-address", lookupd.http_address, "--store", store
     programs = [start("shared_memcached.py", *where) for _ in range(2)]
+    # One may have handled all before the other runs; that one must not be ended before it can take it.
+    eventually(lambda: [nsqd.channel_stats("events", "example")["client_count"] for nsqd in published] == [2, 2])
     eventually(lambda: [nsqd.unfinished("events", "example") for nsqd in published] == [0, 0], timeout=DEADLINE)
     outputs = [end(program) for program in programs]
     events = [line for *lines, _ in outputs for line in lines]
