@@ -120,8 +120,8 @@ class Claiming:
                         self._leave(link, position, added)
                 elif won:
                     answers[position] = _NEW
-                    fingerprint, _, nonce, _, _ = claims[position]
-                    keep(fingerprint, Held(nonce, epoch, added[4:], values[position], spots[position][2]), bucket)
+                    claim = claims[position]
+                    keep(claim[0], Held(claim[2], epoch, added[4:], values[position], spots[position][2]), bucket)
                 else:
                     met.append(position)
 
@@ -234,4 +234,7 @@ def _successor(item: Item, claim: Claim) -> Item:
     owner = owner_of(claim.owner)
     if item.kind == CLAIMED and item.nonce == claim.nonce:
         return item._replace(owner=owner)
-    return Item(CLAIMED, claim.nonce, owner, item.tries, item.starts + item.started, 0)
+    # Who asks from the same incarnation proves that the process lives: then the end of the run was not heard of for
+    # another reason, and must not count as a death.
+    died = item.started and item.nonce[_INCARNATION] != claim.nonce[_INCARNATION]
+    return Item(CLAIMED, claim.nonce, owner, item.tries, item.starts + bool(died), 0)

@@ -242,13 +242,31 @@ def test_the_longest_lease_is_kept_and_a_longer_one_refused(store: Handle, peer:
 # -- starts --------------------------------------------------------------------------------------
 
 
-def after_a_death(store: Handle, fingerprint: bytes) -> Answer:
-    """What the next delivery is told when the lease has ended: nobody heard of the one before again."""
+def end_lease(store: Handle, fingerprint: bytes) -> None:
+    """Of the claim there is, as time would."""
     value, _ = store.item(fingerprint)
     assert value is not None
     key = store.claim_key(fingerprint)
     assert store.say(b"ms %b %d T%d\r\n%b\r\n" % (key, len(value), TAIL, value))[0] == b"HD"
+
+
+def after_a_death(store: Handle, fingerprint: bytes) -> Answer:
+    """What the next delivery is told when the lease has ended: nobody heard of the one before again."""
+    end_lease(store, fingerprint)
     return ask(store, sibling(fingerprint))
+
+
+def test_a_start_of_a_process_that_lives_is_no_death(store: Handle) -> None:
+    """Its run may have ended while the store was away, or have taken longer than its lease."""
+    fingerprint = message()
+    store.start([own(store, fingerprint)])
+    redelivery = own(store, fingerprint)
+    store.start([redelivery])
+    end_lease(store, fingerprint)
+    other_copy = delivery(fingerprint, b"nsqd2/b")
+    assert ask(store, other_copy) == Answer(NEW, starts=0)
+    store.start([other_copy])
+    assert after_a_death(store, fingerprint) == Answer(NEW, starts=1)
 
 
 def test_a_start_that_was_never_heard_of_again_is_counted(store: Handle) -> None:
@@ -274,9 +292,7 @@ def test_the_end_of_a_run_takes_its_start_back_and_no_other(store: Handle) -> No
     fingerprint = message()
     store.start([own(store, fingerprint)])
     second = sibling(fingerprint)
-    value, _ = store.item(fingerprint)
-    assert value is not None
-    store.say(b"ms %b %d T%d\r\n%b\r\n" % (store.claim_key(fingerprint), len(value), TAIL, value))
+    end_lease(store, fingerprint)
     assert ask(store, second).starts == 1
     store.start([second])
     assert store.release([Release(second, failed=True)]) == [True]
