@@ -33,7 +33,7 @@ class Stage:
         self.stores: list[MemcachedStore] = []
         for client in self.clients:
             client.run(functools.partial(self._open, client.address))
-        self.witness = MemcachedStore(memcached.tcp_address, window=1, namespace=self.namespace)
+        self.witness = self._store(memcached.tcp_address)
         self.ends: Ends = set()
         self._random = random.Random(0)
 
@@ -68,9 +68,10 @@ class Stage:
             store.close()
 
     def _open(self, address: str) -> None:
-        self.stores.append(
-            MemcachedStore(address, window=1, namespace=self.namespace, connect_timeout=STUCK, timeout=STUCK)
-        )
+        self.stores.append(self._store(address))
+
+    def _store(self, address: str) -> MemcachedStore:
+        return MemcachedStore(address, window=1, namespace=self.namespace, connect_timeout=STUCK, timeout=STUCK)
 
 
 class Scene:
