@@ -23,7 +23,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from mutations import MUTATIONS, Edit, Mutation
+import mutations
+import mutations_memcached
+from mutations import Edit, Mutation
+
+MUTATIONS = (*mutations.MUTATIONS, *mutations_memcached.MUTATIONS)
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("nsqdedupe", "tests", "pyproject.toml", "README.md")

@@ -2,7 +2,7 @@
 """Ways to break the state machine, each of which the tests must notice; `mutants.py` tries them one by one.
 
 The first list is that of the model which explored the claim protocol, in its words. Four of its 22 do not apply
-here:
+here; `mutations_memcached.py` has all but the last, for the store where they do:
 
 - "claim deleted in the bucket's pipeline": the parts of a confirmation in process memory cannot come apart;
 - "bucket read before the add, claim deleted": looking and claiming are one step;
