@@ -10,9 +10,9 @@ Usage: consumer_process.py JOURNAL OPTIONS, where OPTIONS is JSON: those of Dedu
     url: of a store
     decorated: a stock reader whose handler is decorated
 
-Each line of the journal is one fact, written at once: ``start COPY TRIES TIME`` and ``done COPY``, where COPY is BODY
-NSQD PROCESS; ``gave-up BODY``, ``stopped IN_FLIGHT``, ``stats JSON`` and, once all but those that wait are,
-``confirmed``.
+Each line of the journal is one fact, written at once: ``start COPY TRIES TIME``, ``failed COPY`` and ``done COPY``,
+where COPY is BODY NSQD PROCESS; ``gave-up BODY``, ``stopped IN_FLIGHT``, ``stats JSON`` and, once all but those that
+wait are, ``confirmed``.
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ def main() -> None:
         if pause:
             await asyncio.sleep(pause)
         if mode == "fail":
+            note("failed", *about)
             message.requeue(backoff=False)  # else the other copy would come after the backoff only
             return False
         note("done", *about)

@@ -16,11 +16,12 @@ import pytest
 from consumers import PATIENCE, Seen, bodies, consuming, nothing_left, on_loop, owed, publish
 from processes import Journal, consumer_process, told_to_stop
 from servers import eventually, eventually_async
+from several import ready, store_url, verdicts
 
-from nsqdedupe import BODY, Claim, ConfigError, DedupeReader, Store, Verdict, dedupe, open_store
+from nsqdedupe import BODY, ConfigError, DedupeReader, Store, Verdict, dedupe, open_store
 from nsqdedupe.cli.local_memcached import Memcached
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
-from nsqdedupe.fingerprint import hashing_of, key_hasher
+from nsqdedupe.fingerprint import hashing_of
 
 Pair = tuple[Nsqd, Nsqd]
 
@@ -28,9 +29,6 @@ MESSAGES = int(os.environ.get("SEVERAL_MESSAGES", "50000"))
 """They take some 10 s: what can happen between consumers shall have happened often."""
 
 MESSAGES_DECORATED = MESSAGES // 10
-
-PATIENT = 30.0
-"""Seconds for memcached: a message that is handled without its store being asked may be handled twice."""
 
 
 @pytest.fixture
@@ -40,9 +38,7 @@ def journal(tmp_path: Path) -> Journal:
 
 @pytest.fixture
 def url(memcached: Memcached, topic: str) -> str:
-    """Of a store of this test's own."""
-    options = f"window={2 * MESSAGES}&recall=0.999&namespace={topic[-8:]}&timeout={PATIENT}&connect_timeout={PATIENT}"
-    return f"memcached://{memcached.tcp_address}?{options}"
+    return store_url(memcached, topic, window=2 * MESSAGES)
 
 
 def handled_once_each(
@@ -76,11 +72,6 @@ def handled_once_each(
     assert [(one["outages"], one["late_confirms"], one["in_flight"]) for one in stats] == [(0, 0, 0)] * consumers
 
 
-def ready(nsqd: Nsqd, topic: str, channel: str) -> int:
-    """How many consumers take messages."""
-    return sum(client["ready_count"] > 0 for client in nsqd.channel_stats(topic, channel)["clients"])
-
-
 def test_three_consumers_handle_each_message_once(
     nsqd_pair: Pair, lookupd: Nsqlookupd, topic: str, channel: str, journal: Journal, url: str
 ) -> None:
@@ -107,7 +98,9 @@ def test_who_looks_on_counts_what_another_process_has_handled(
             await eventually_async(lambda: reader.conns and next_reader.conns)
             publish(nsqd_pair[:1], topic, messages)
             # Who looks on does not wait for its store before it answers nsqd.
-            await asyncio.to_thread(eventually, lambda: all_done(witness, topic, channel, messages), PATIENCE)
+            await asyncio.to_thread(
+                eventually, lambda: verdicts(witness, topic, channel, messages) == {Verdict.DONE}, PATIENCE
+            )
             publish(nsqd_pair[1:], topic, messages)
             await nothing_left(nsqd_pair, topic, channel)
             await eventually_async(lambda: next_reader.stats.observed == 200, PATIENCE)
@@ -119,13 +112,6 @@ def test_who_looks_on_counts_what_another_process_has_handled(
         on_loop(main(store, another, witness))
     first.once_each(messages)
     second.once_each(messages)
-
-
-def all_done(store: Store, topic: str, channel: str, messages: Sequence[bytes]) -> bool:
-    """Whether a store says so of each message."""
-    hashed = key_hasher(topic, channel, "BODY")
-    claims = [Claim(hashed(body), b"witness", bytes(16), 1.0) for body in messages]
-    return all(answer.verdict is Verdict.DONE for answer in store.claim(claims))
 
 
 def test_a_consumer_that_makes_other_fingerprints_is_refused(url: str) -> None:
