@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from servers import Servers, eventually, processes_in
 from nsqdedupe.cli.local_memcached import Memcached, find_memcached
 from nsqdedupe.cli.local_server import LocalServerError
 from nsqdedupe.errors import MissingDependency
+
+TOOL = Path(__file__).parents[2] / "tools" / "get-memcached"
 
 
 def test_it_speaks_the_meta_commands(memcached: Memcached) -> None:
@@ -97,6 +100,28 @@ def test_none_at_all_is_said_with_what_was_tried(monkeypatch: pytest.MonkeyPatch
     _on_path_alone(monkeypatch, tmp_path)
     with pytest.raises(MissingDependency, match=r"tried MEMCACHED \(not set\).* and PATH"):
         find_memcached()
+
+
+def get_memcached(*options: str, named: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "MEMCACHED": str(named)}
+    return subprocess.run(
+        [sys.executable, TOOL, *options], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_the_tool_prints_the_path_of_the_named_program_and_only_that(tmp_path: Path) -> None:
+    _program(tmp_path / "mine", "memcached 1.6.18")
+    told = get_memcached("--print-path", named=tmp_path / "mine")
+    assert (told.returncode, told.stdout, told.stderr) == (0, f"{tmp_path / 'mine'}\n", "")
+
+
+def test_the_tool_looks_no_further_than_the_named_program(tmp_path: Path) -> None:
+    _program(tmp_path / "old", "memcached 1.5.22")
+    for name, why in ("old", "says 'memcached 1.5.22'"), ("absent", "cannot be run: No such file"):
+        told = get_memcached("--print-path", named=tmp_path / name)
+        assert (told.returncode, told.stdout) == (1, "")
+        assert f"MEMCACHED={tmp_path / name}: " in told.stderr
+        assert why in told.stderr
 
 
 def _on_path_alone(monkeypatch: pytest.MonkeyPatch, directory: Path) -> Path:
