@@ -34,6 +34,9 @@ class Blocking:
     def confirm(self, items: Sequence[Any]) -> list[Any]:
         return self._answer("confirm", items)
 
+    def release(self, items: Sequence[Any]) -> list[Any]:
+        return self._answer("release", items)
+
     def _answer(self, verb: str, items: Sequence[Any]) -> list[Any]:
         self.called.append((verb, list(items)))
         self.threads.add(threading.get_ident())
@@ -166,6 +169,26 @@ def test_an_event_loop_that_ends_meanwhile_is_not_missed(caplog: pytest.LogCaptu
     caller.offload._thread.shutdown(wait=True)
     assert caller.given == []
     assert caplog.records == []
+
+
+def test_when_the_event_loop_has_stopped_all_is_waited_for_and_nothing_is_told_twice() -> None:
+    async def scene() -> Caller:
+        caller = Caller()
+        caller.submit("claim", 1)
+        caller.submit("release", 2)
+        return caller
+
+    with asyncio.Runner() as runner:
+        caller = runner.run(scene())
+        caller.store.gate.set()
+        assert caller.given == []
+        caller.submit("confirm", 3)
+        told = [([10], None), ([20], None), ([30], None)]
+        assert caller.given == told
+        assert [verb for verb, _ in caller.store.called] == ["claim", "release", "confirm"]
+        # The first of them has left a message for the loop, which may go on.
+        runner.run(asyncio.sleep(0))
+        assert caller.given == told
 
 
 def test_its_thread_ends_with_it() -> None:
