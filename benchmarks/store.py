@@ -92,7 +92,8 @@ def batches_of(claims: Sequence[Claim], size: int) -> Iterator[Sequence[Claim]]:
 
 
 def store_of(memcached: Memcached, window: int) -> MemcachedStore:
-    return MemcachedStore(memcached.tcp_address, window=window, recall=RECALL)
+    # Patient, as nobody waits: a machine with much else to do is no outage.
+    return MemcachedStore(memcached.tcp_address, window=window, recall=RECALL, connect_timeout=10, timeout=10)
 
 
 def timed(deed: Callable[[], None], messages: int) -> Speed:
