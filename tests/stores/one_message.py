@@ -219,6 +219,12 @@ class Delivery:
         (self.ours,) = self._store.extend([self.token])
         self.message.extended_by(self, ours=self.ours)
 
+    def start(self) -> None:
+        """Leave a trace that its handler runs."""
+        self.client.verb = "start"
+        (self.ours,) = self._store.start([self.token])
+        self.message.extended_by(self, ours=self.ours)
+
     def forget(self) -> None:
         """Be the operator who wants the message forgotten."""
         self.client.verb = "forget"

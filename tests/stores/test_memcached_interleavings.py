@@ -154,7 +154,12 @@ def test_a_hold_is_ended_by_time(stage: Stage, copy: str) -> None:
 
 # -- the lease of an owner that is still busy ends ----------------------------------------------
 
-LATE = {"confirm": Delivery.confirm, "release": Delivery.release, "extend": Delivery.extend}
+LATE = {
+    "confirm": Delivery.confirm,
+    "release": Delivery.release,
+    "extend": Delivery.extend,
+    "start": Delivery.start,
+}
 
 
 @pytest.mark.parametrize("copy", ["the same copy", "another copy"])
