@@ -44,7 +44,7 @@ class AdoptedMessage(Message):
 
     def begin_anew(self) -> None:
         """It asks for its message again, as if it had just come."""
-        self.state = State.ASKED
+        self.state = State.ARRIVED
         self.claim = None
         self.standbys = None
         self.tries = 0

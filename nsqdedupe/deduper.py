@@ -33,6 +33,7 @@ from nsqdedupe.observer import Observer
 from nsqdedupe.outcomes import AFTER_OTHERS, Outcomes, jitter
 from nsqdedupe.port import Port
 from nsqdedupe.registry import Registry, poll_from_now_on
+from nsqdedupe.shortcut import Shortcut
 from nsqdedupe.store import Answer, Release, Store, Verdict
 from nsqdedupe.traces import Traces
 
@@ -44,7 +45,7 @@ JUST_NOW = 1.0
 
 # The loops that every message passes look these up once per name, not once per name and member.
 _NEW, _DONE = Verdict.NEW, Verdict.DONE
-_READY, _RUNNING = State.READY, State.RUNNING
+_ARRIVED, _READY, _RUNNING = State.ARRIVED, State.READY, State.RUNNING
 _HANDLED = Outcome.HANDLED
 
 
@@ -110,6 +111,16 @@ class Deduper:
         self._answered: list[Delivery] = []
         self._working = False
         self._draining = False
+        direct = store.direct if store is not None and not observe else None
+        self._shortcut: Shortcut | None = None
+        if direct is not None:
+            self._shortcut = Shortcut(
+                *(direct, self._ready, self._registry, self._outcomes, port, clock),
+                ask_for=self._ask_for,
+                start=self._start,
+                settle=self.settle,
+                answer=self.answer,
+            )
 
     # -- arrival ---------------------------------------------------------------------------------
 
@@ -120,8 +131,15 @@ class Deduper:
             deliveries: one or more, all of one source and read at one time.
         """
         deliveries[0].source.tally.received += len(deliveries)
+        if self._shortcut is not None:
+            self._shortcut.take(deliveries)
+            return
         if self._observer is not None:
             self._observer.arrived(deliveries)
+        self._ask_for(deliveries)
+
+    def _ask_for(self, deliveries: Sequence[Delivery]) -> None:
+        """Find out what is to become of them."""
         ledger, owners = self._ledger, self._registry.owners
         behind = ledger is not None and ledger.behind
         asked = []
@@ -138,6 +156,7 @@ class Deduper:
                 self._outcomes.duplicates([delivery])
             else:
                 owners[fingerprint] = delivery
+                delivery.state = State.ASKED
                 asked.append(delivery)
         if asked:
             # Only what certainly came after the last failure here, or came just now, can be a redelivery after one.
@@ -293,34 +312,41 @@ class Deduper:
         if self._registry.waiting:
             self._poll()
         self._working = True
-        ready, clock, run = self._ready, self._clock, self._port.run
-        now = clock()
         try:
-            while ready:
-                delivery = ready.popleft()
-                if delivery.state is not _READY:
-                    continue
-                if delivery.care or now - delivery.since > delivery.source.fresh_for or delivery.claim is None:
-                    self._start(delivery, now)
-                else:
-                    delivery.state = _RUNNING
-                    if run(delivery):
-                        delivery.outcome = _HANDLED
-                        self._answered.append(delivery)
-                now = clock()
-                if now >= until:
-                    break
+            if self._shortcut is not None:
+                self._shortcut.run(until)
+            else:
+                self._run_ready(until)
         finally:
             self._working = False
-            if self._answered:
-                self.settle()
-        return bool(ready)
+            self.settle()
+        return bool(self._ready)
+
+    def _run_ready(self, until: float) -> None:
+        ready, clock, run = self._ready, self._clock, self._port.run
+        now = clock()
+        while ready:
+            delivery = ready.popleft()
+            if delivery.state is not _READY:
+                continue
+            if delivery.care or now - delivery.since > delivery.source.fresh_for or delivery.claim is None:
+                self._start(delivery, now)
+            else:
+                delivery.state = _RUNNING
+                if run(delivery):
+                    delivery.outcome = _HANDLED
+                    self._answered.append(delivery)
+            now = clock()
+            if now >= until:
+                break
 
     def next_poll(self) -> float | None:
         """When `work` should be called next, by the clock; None: when something happens."""
         return self._registry.waiting.next_poll()
 
     def _start(self, delivery: Delivery, now: float) -> None:
+        if delivery.state is not _READY:
+            return
         source = delivery.source
         if now - delivery.since > source.ours_for:
             # nsqd is about to give it out again: that delivery will be handled, this one is not ours any more.
@@ -362,6 +388,8 @@ class Deduper:
                     self._outcomes.let_go(other)
             # To where they were: what comes of their old places in the queue is that each is met twice.
             self._ready.extendleft(reversed(kept))
+            if self._shortcut is not None:
+                self._shortcut.look_again()
             if lost:
                 self._ask(lost)
 
@@ -408,13 +436,19 @@ class Deduper:
         if not self._working:
             self._port.wake()
 
-    def settle(self) -> None:
-        """Confirm and release what was answered, in one call each; only then answer nsqd. `work` ends with it."""
+    def settle(self) -> bool:
+        """Confirm and release what was answered, in one call each; only then answer nsqd. `work` ends with it.
+
+        Returns True if there was anything.
+        """
+        if not self._answered:
+            return False
         answered, self._answered = self._answered, []
         self._keeper.unclaimed.difference_update(answered)
         if self._observer is not None:
             self._observer.answered(answered)
         self._outcomes.settle(answered)
+        return True
 
     # -- time and connections --------------------------------------------------------------------
 
@@ -446,5 +480,6 @@ class Deduper:
         return self._ledger is not None and self._ledger.behind
 
     def in_hand(self) -> Iterable[Delivery]:
-        """The owners of messages in this process: ready, running or waiting."""
-        return self._registry.owners.values()
+        """The owners of messages in this process, ready, running or waiting; and what nobody has looked at yet."""
+        fresh = [delivery for delivery in self._ready if delivery.state is _ARRIVED and delivery.fingerprint]
+        return [*self._registry.owners.values(), *fresh]

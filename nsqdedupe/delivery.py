@@ -14,8 +14,11 @@ LEASE_MARGIN = 2.0
 class State(enum.Enum):
     """How far a delivery got."""
 
+    ARRIVED = enum.auto()
+    """It came; nobody has asked the store yet."""
+
     ASKED = enum.auto()
-    """It came; the store has not answered yet."""
+    """The store was asked, and has not answered yet."""
 
     READY = enum.auto()
     """It may be handled and waits for its turn."""
@@ -131,7 +134,7 @@ class Delivery:
     protected: bool = True
     """Its claim was taken by the store; False: handled without, because the store was away."""
 
-    state: State = State.ASKED
+    state: State = State.ARRIVED
     outcome: Outcome | None = None
     delay: float | None = None
     """Seconds that the handler asked for when it failed; None: a multiple of the requeue delay."""
@@ -148,3 +151,10 @@ class Delivery:
     poll_at: float = 0.0
     poll_after: float = 0.0
     """While WAITING: when to ask the store again, and the pause after that."""
+
+    def may_run(self) -> bool:
+        """Whether a handler had it, has it, or may get it without having to wait for another copy."""
+        return self.outcome is not None or self.state in _ON_ITS_WAY
+
+
+_ON_ITS_WAY = (State.ARRIVED, State.ASKED, State.READY, State.RUNNING)

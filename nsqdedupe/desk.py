@@ -117,9 +117,10 @@ class Desk(Answering):
             # nsqd has given it out again all the same: this delivery is the one to answer.
             self._forget(self._parked[message.owner][1])
         self._deduper.take([message])
-        if message.state not in (State.ASKED, State.READY) and line.tests:
-            let_another_test(line.reader, conn)
+        tests = line.tests
         self._go_on()
+        if tests and not message.may_run():
+            let_another_test(line.reader, conn)
         for line in self._lines.values():
             line.flush_in_time(began)
 
@@ -127,7 +128,7 @@ class Desk(Answering):
         """What was to end a backoff may have been a copy; see `let_another_test`."""
         for message in cast("Sequence[AdoptedMessage]", deliveries):
             line = self._lines.get(message.conn)
-            if line is not None and line.tests and message.state is not State.READY:
+            if line is not None and line.tests and not message.may_run():
                 let_another_test(line.reader, message.conn)
 
     def _opened(self, conn: nsq.AsyncConn) -> Line:

@@ -120,7 +120,7 @@ class Keeper:
         """
         source.open = False
         for delivery in list(ready):
-            if delivery.source is source and delivery.state is State.READY:
+            if delivery.source is source and delivery.state in (State.READY, State.ARRIVED):
                 self._outcomes.let_go(delivery)
         for delivery in list(self._registry.owners.values()):
             if delivery.standbys:

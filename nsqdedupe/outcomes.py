@@ -175,6 +175,24 @@ class Outcomes:
         else:
             self._promote(standbys)
 
+    def succeeded(self, deliveries: Sequence[Delivery]) -> None:
+        """Answer nsqd for runs whose success is recorded, and which never had a claim."""
+        if not deliveries:
+            return
+        gone = []
+        for delivery in deliveries:
+            delivery.outcome = _HANDLED
+            if delivery.source.open:
+                delivery.state = _ANSWERED
+                delivery.source.tally.handled += 1
+            else:
+                gone.append(delivery)
+        if gone:
+            deliveries = [delivery for delivery in deliveries if delivery.source.open]
+        self._port.finish(deliveries, ran=True)
+        for delivery in gone:
+            self._end(delivery)
+
     # -- without a run ---------------------------------------------------------------------------
 
     def duplicates(self, deliveries: Sequence[Delivery]) -> None:

@@ -18,7 +18,7 @@ from nsqdedupe.answering import Answering, let_another_test
 from nsqdedupe.clock import monotonic
 from nsqdedupe.connection import Connection
 from nsqdedupe.deduper import Deduper
-from nsqdedupe.delivery import Delivery, Source, State
+from nsqdedupe.delivery import Delivery, Source
 from nsqdedupe.errors import KeyExtractionError
 from nsqdedupe.handling import Handling, Hooks
 from nsqdedupe.message import Message
@@ -31,8 +31,6 @@ SLICE = 0.008
 
 TICK = 0.25
 """Seconds between looks at leases and sockets; less where the message timeout is short."""
-
-_MAY_RUN = (State.ASKED, State.READY)
 
 BACKLOG = 8 << 20
 """Bytes read and not yet handled at which reading pauses. Until then heartbeats are never kept waiting."""
@@ -170,10 +168,10 @@ class Runner(Answering):
         self._deduper.take(messages)
         reader = self._reader
         testing = reader.backoff_timer.interval and not reader.backoff_block
-        if testing and not any(message.state in _MAY_RUN for message in messages):
-            let_another_test(reader, conn)
         self._backlog += size
         self._work()
+        if testing and not any(message.may_run() for message in messages):
+            let_another_test(reader, conn)
         if self._more and self._backlog > BACKLOG:
             self._stalled.append(conn)
             return False
@@ -190,7 +188,7 @@ class Runner(Answering):
         """What was to end a backoff may have been a copy; see `let_another_test`."""
         reader = self._reader
         testing = reader.backoff_timer.interval and not reader.backoff_block
-        if testing and not any(message.state is State.READY for message in deliveries):
+        if testing and not any(message.may_run() for message in deliveries):
             for conn in {cast("Message", delivery).conn for delivery in deliveries}:
                 let_another_test(reader, conn)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple
 
 
@@ -106,6 +106,29 @@ class Traits(NamedTuple):
     """It does I/O: its verbs must not be called on an event loop."""
 
 
+class Direct(NamedTuple):
+    """A store of this process without claims, for a handler that runs from look-up to success in one go.
+
+    Nobody else can ask the store meanwhile, so the claim would be seen by nobody: it lives in the caller's variables.
+    When the handler has not succeeded by the time it returns, `claim` makes up for it before anybody can.
+    """
+
+    seen: Callable[[Sequence[bytes]], Sequence[bool]]
+    """Whether the message with each fingerprint is done."""
+
+    changes: Callable[[], int]
+    """Another number whenever a message was recorded since, by whomever."""
+
+    known: Container[bytes]
+    """Fingerprints of which there is more to know: somebody has a claim, or a hold or tries are kept."""
+
+    record: Callable[[bytes], None]
+    """Record that a message is done that was neither seen nor known."""
+
+    claim: Callable[[Claim], None]
+    """Claim such a message."""
+
+
 class Store(ABC):
     """Remembers which messages are done and which are being handled.
 
@@ -139,6 +162,11 @@ class Store(ABC):
         By default none, and an outage ends with the first call that succeeds. Never blocks; called on any thread.
         """
         return ()
+
+    @property
+    def direct(self) -> Direct | None:
+        """A shortcut, if the store lies in this process and is used by one thread. By default there is none."""
+        return None
 
     @abstractmethod
     def claim(self, claims: Sequence[Claim]) -> Sequence[Answer]:

@@ -33,7 +33,7 @@ FLOORS = (
     "registry traces",
     "observer",
     "outcomes",
-    "keeper",
+    "keeper shortcut",
     "deduper",
     "version client tls streams",
     "options lookupd link",

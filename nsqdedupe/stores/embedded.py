@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from nsqdedupe.checks import refuse
 from nsqdedupe.clock import Clock, monotonic
 from nsqdedupe.sizing import slots_for
-from nsqdedupe.store import Answer, Claim, Release, Store, Traits, Verdict
+from nsqdedupe.store import Answer, Claim, Direct, Release, Store, Traits, Verdict
 from nsqdedupe.tables.opposite_bloom import OppositeBloomFilter
 from nsqdedupe.tables.table import Table
 
@@ -230,3 +230,19 @@ class MemoryStore(EmbeddedStore):
         elif window is not None or recall is not None:
             raise refuse("slots", slots, "given alone", "give either slots, or window and recall")
         super().__init__(OppositeBloomFilter(slots=slots, ways=ways, tag_bytes=tag_bytes, path=path), clock=clock)
+
+    @property
+    def direct(self) -> Direct | None:
+        """See `Store.direct`. A subclass with verbs of its own has none: they would not be called."""
+        kind, verbs = type(self), ("claim", "confirm", "release", "extend")
+        if any(getattr(kind, verb) is not getattr(MemoryStore, verb) for verb in verbs):
+            return None
+        table = self.table
+        return Direct(table.contains_many, table.changes, self._holders, table.add_new, self._claim)
+
+    def _claim(self, claim: Claim) -> None:
+        now = self._clock()
+        if now >= self._sweep_at:
+            self._sweep(now)
+        self._holders[claim[0]] = claim
+        self._ends[claim[0]] = now + claim[3]

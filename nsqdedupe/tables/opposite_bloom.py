@@ -112,6 +112,7 @@ class OppositeBloomFilter:
             self._close_file = weakref.finalize(self, file.close)
             _in_files[self] = file
         self._find: Callable[[bytes, int, int], int] = self._tags.find
+        self._added = 0
 
     @property
     def slots(self) -> int:
@@ -199,6 +200,7 @@ class OppositeBloomFilter:
         self._write(self._tags, start + cursor * self._tag_bytes, tag)
         cursor += 1
         self._cursors[bucket] = cursor if cursor < self._ways else 0
+        self._added += 1
         return False
 
     def check_and_set_many(self, fingerprints: Sequence[bytes]) -> list[bool]:
@@ -228,7 +230,27 @@ class OppositeBloomFilter:
                 cursor += 1
                 cursors[bucket] = cursor if cursor < ways else 0
             note(position >= 0)
+        self._added += len(found)  # at most: who compares looks again once too often
         return found
+
+    def changes(self) -> int:
+        """Another number whenever one was added since."""
+        return self._added
+
+    def add_new(self, fingerprint: bytes) -> None:
+        """Remember one that is known not to be there: one that is would take a second slot."""
+        tag, index = _split(fingerprint)
+        if self._wide:
+            tag = bytes(fingerprint)
+        if tag == self._empty:
+            tag = self._stand_in
+        bucket = index % self._buckets
+        cursors = self._cursors
+        cursor = cursors[bucket]
+        self._write(self._tags, bucket * self._row + cursor * self._tag_bytes, tag)
+        cursor += 1
+        cursors[bucket] = cursor if cursor < self._ways else 0
+        self._added += 1
 
     def add(self, fingerprint: bytes) -> None:
         """Remember it. One that is there already keeps its place in the queue."""

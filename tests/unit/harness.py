@@ -166,6 +166,7 @@ class Consumer:
         *,
         msg_timeout: float = MSG_TIMEOUT,
         unprotected: bool = False,
+        direct: bool = False,
         **options: Any,
     ) -> None:
         self.clock = clock or ManualClock()
@@ -181,7 +182,7 @@ class Consumer:
         self.on_give_up: Callable[[Delivery], None] = self.accept
         self.events = Events()
         self.deduper = Deduper(
-            None if unprotected else self.gate,
+            None if unprotected else store if direct else self.gate,
             self,
             events=self.events,
             clock=self.clock,

@@ -131,13 +131,23 @@ class Arrival(Delivery):
         self.fingerprint = copy.message.fingerprint
 
 
-class GuardedStore(MemoryStore):
-    """A store that notes when somebody touches another's claim."""
+class PlainStore(MemoryStore):
+    """A store that may lose a claim."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(slots=1 << 12, clock=clock)
         self.touched: list[str] = []
-        """Not raised: a store's exceptions are outages to its caller."""
+        """What should not have happened. Not raised: a store's exceptions are outages to its caller."""
+
+    def lose(self, number: int) -> bytes:
+        """Forget who has one of the messages, and how often it failed; returns which."""
+        fingerprint = list(self._holders)[number % len(self._holders)]
+        self._drop(fingerprint)
+        return fingerprint
+
+
+class GuardedStore(PlainStore):
+    """A store that notes when somebody touches another's claim. So it has verbs of its own, and no shortcut."""
 
     def confirm(self, claims: Sequence[Claim]) -> list[bool]:
         return self._guard("confirm", claims, lambda: super(GuardedStore, self).confirm(claims))
@@ -148,12 +158,6 @@ class GuardedStore(MemoryStore):
 
     def extend(self, claims: Sequence[Claim]) -> list[bool]:
         return self._guard("extend", claims, lambda: super(GuardedStore, self).extend(claims))
-
-    def lose(self, number: int) -> bytes:
-        """Forget who has one of the messages, and how often it failed; returns which."""
-        fingerprint = list(self._holders)[number % len(self._holders)]
-        self._drop(fingerprint)
-        return fingerprint
 
     def _guard(self, verb: str, claims: Sequence[Claim], call: Callable[[], list[bool]]) -> list[bool]:
         nonces = {claim.nonce for claim in claims}

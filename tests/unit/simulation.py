@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from harness import Gate, SlowCalls
-from simulated_nsq import MSG_TIMEOUT, Arrival, Copy, GuardedStore, Link, Message, Nsqd, Run
+from simulated_nsq import MSG_TIMEOUT, Arrival, Copy, GuardedStore, Link, Message, Nsqd, PlainStore, Run
 
 from nsqdedupe.deduper import Deduper
 from nsqdedupe.delivery import Delivery, Outcome, State
@@ -18,6 +18,7 @@ from nsqdedupe.metrics import Events, Tally
 from nsqdedupe.testing import ManualClock
 
 MAX_TRIES = 2
+UNANSWERED = (State.ARRIVED, State.ASKED)
 
 
 class Process:
@@ -38,7 +39,7 @@ class Process:
         """Whose handlers have not answered; nsqd may have been answered long ago."""
         self.calls = SlowCalls()
         self.deduper = Deduper(
-            self.gate,
+            world.store if world.direct else self.gate,
             self,
             events=Events(),
             calls=self.calls if world.slow else None,
@@ -223,7 +224,7 @@ class Process:
 
     def _answer_nsqd(self, arrival: Arrival, delay: float | None) -> None:
         if delay is not None and arrival.fingerprint is not None:
-            others = [other for other in self.open if other.copy is arrival.copy and other.state is not State.ASKED]
+            others = [other for other in self.open if other.copy is arrival.copy and other.state not in UNANSWERED]
             assert all(other.taken < arrival.taken for other in others), "an older delivery took back the newest"
         assert arrival.source.open, "answered over a connection known to be gone"
         arrival.link.nsqd.answer(arrival.link, arrival.copy, delay, self.world.clock())
@@ -242,7 +243,8 @@ class Process:
         assert len(held) == len(protected)
         for owner in owners:
             asked = () if self.calls_are_over() else (State.ASKED,)
-            assert owner.state in (State.READY, State.RUNNING, State.WAITING, *asked)
+            fresh = (State.ARRIVED,) if self.world.direct else ()
+            assert owner.state in (State.READY, State.RUNNING, State.WAITING, *asked, *fresh)
             assert all(standby.state is State.STANDBY for standby in (owner.standbys or {}).values())
         for delivery in held:
             assert isinstance(delivery, Arrival)
@@ -258,17 +260,22 @@ class Process:
 class World:
     """Some nsqds, some processes and one store."""
 
-    def __init__(self, nsqds: int, processes: int, limit: int, policy: str, *, slow: bool) -> None:
+    def __init__(self, nsqds: int, processes: int, limit: int, policy: str, *, slow: bool, direct: bool) -> None:
+        self.direct = direct
+        """Whether handlers that succeed in one go have no claim."""
         self.slow = slow
         """Whether calls of the store take their time."""
         self.clock = ManualClock()
-        self.store = GuardedStore(self.clock)
+        self.store: PlainStore = self._new_store()
         self.limit = limit
         self.policy = policy
         self.nsqds = [Nsqd(name) for name in "abc"[:nsqds]]
         self.processes = [Process(self) for _ in range(processes)]
         self.messages: list[Message] = []
         self._moments = itertools.count(1)
+
+    def _new_store(self) -> PlainStore:
+        return PlainStore(self.clock) if self.direct else GuardedStore(self.clock)
 
     def moment(self) -> int:
         """Ever later: the clock may stand still between two events."""
@@ -320,7 +327,7 @@ class World:
         for link in process.links.values():
             link.alive = False
         if not store_survives:
-            self.store = GuardedStore(self.clock)
+            self.store = self._new_store()
             hit = self.messages
         for message in hit:
             message.disturbed = True

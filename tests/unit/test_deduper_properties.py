@@ -33,6 +33,7 @@ class Consumers(RuleBasedStateMachine):
     processes = 1
     store_survives = False
     slow = False
+    direct = False
 
     @initialize(
         nsqds=st.integers(2, 3),
@@ -41,7 +42,7 @@ class Consumers(RuleBasedStateMachine):
         faults=st.sets(st.sampled_from(FAULTS)),
     )
     def begin(self, nsqds: int, limit: int, policy: str, faults: set[str]) -> None:
-        self.world = World(nsqds, self.processes, limit, policy, slow=self.slow)
+        self.world = World(nsqds, self.processes, limit, policy, slow=self.slow, direct=self.direct)
         self.faults = faults
 
     # -- what every day brings -------------------------------------------------------------------
@@ -275,6 +276,18 @@ class TwoConsumers(Consumers):
     store_survives = True
 
 
+class ConsumerWithoutClaims(Consumers):
+    """One process, whose handlers have no claim if they succeed in one go."""
+
+    direct = True
+
+
+class TwoConsumersWithoutClaims(TwoConsumers):
+    """Two readers of one process on one store."""
+
+    direct = True
+
+
 class TwoConsumersOfASlowStore(TwoConsumers):
     """The same, and calls of the store take their time."""
 
@@ -289,4 +302,6 @@ def machine(kind: type[Consumers]) -> Any:
 
 TestOneProcessWhoseStoreDiesWithIt = machine(Consumers)
 TestTwoProcessesOnOneStore = machine(TwoConsumers)
+TestOneProcessWithoutClaims = machine(ConsumerWithoutClaims)
+TestTwoReadersOfOneProcessWithoutClaims = machine(TwoConsumersWithoutClaims)
 TestTwoProcessesOnASlowStore = machine(TwoConsumersOfASlowStore)

@@ -55,6 +55,31 @@ def test_the_size_is_rounded_up_to_whole_buckets_and_is_what_sizing_says() -> No
 
 @pytest.mark.parametrize("tag_bytes", [8, 16])
 @pytest.mark.parametrize("ways", [1, 2, 32, 64])
+def test_what_is_known_to_be_new_is_added_as_any_other(ways: int, tag_bytes: int) -> None:
+    one, other = (OppositeBloomFilter(2 * ways, ways, tag_bytes) for _ in range(2))
+    fps = [ZERO, *(numbered(n, bucket=n) for n in range(3 * ways))]
+    for fp in fps:
+        changes = one.changes()
+        one.add_new(fp)
+        assert one.changes() != changes
+        other.add(fp)
+    assert one._tags == other._tags
+    assert one._cursors == other._cursors
+    assert one.contains(fps[-1])
+
+
+@pytest.mark.parametrize("verb", ["add", "check_and_set", "add_many"])
+def test_it_tells_that_something_was_added(verb: str) -> None:
+    table = OppositeBloomFilter(slots=64)
+    changes = table.changes()
+    table.contains(numbered(1))
+    assert table.changes() == changes
+    getattr(table, verb)([numbered(1)] if verb == "add_many" else numbered(1))
+    assert table.changes() != changes
+
+
+@pytest.mark.parametrize("tag_bytes", [8, 16])
+@pytest.mark.parametrize("ways", [1, 2, 32, 64])
 def test_the_oldest_of_a_bucket_goes_first_and_a_hit_does_not_renew_it(ways: int, tag_bytes: int) -> None:
     table = OppositeBloomFilter(2 * ways, ways, tag_bytes)
     fps = [numbered(n) for n in range(1, ways + 2)]
