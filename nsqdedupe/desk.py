@@ -121,7 +121,7 @@ class Desk(Answering):
         self._go_on()
         if tests and not message.may_run():
             let_another_test(line.reader, conn)
-        for line in self._lines.values():
+        for line in list(self._lines.values()):
             line.flush_in_time(began)
 
     def looked_up(self, deliveries: Sequence[Delivery], /) -> None:
