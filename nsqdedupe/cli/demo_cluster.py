@@ -197,6 +197,7 @@ class Run:
         self._publisher = Program("publisher", *common, *addresses, *pace, directory=self.directory / "publisher")
         stack.enter_context(self._publisher)
         self._summary = Summary(self._account, [nsqd.http_address for nsqd in nsqds], TOPIC, CHANNEL)
+        stack.callback(self._summary.close)
         self._start = self._said = time.monotonic()
 
     def _run(self, name: str, process: LocalProcess) -> None:

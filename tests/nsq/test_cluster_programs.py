@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -49,6 +50,17 @@ def run(program: Callable[[Sequence[str]], None], argv: Sequence[str], until: Ca
         finally:
             over.set()
         waiting.result()
+
+
+@pytest.fixture
+def looking(directory: Path, topic: str, channel: str) -> Iterator[Callable[..., Summary]]:
+    """Make a summary of what these addresses of nsqds have."""
+    with contextlib.ExitStack() as made:
+
+        def make(*addresses: str) -> Summary:
+            return made.enter_context(contextlib.closing(Summary(Account(directory), addresses, topic, channel)))
+
+        yield make
 
 
 def read(directory: Path) -> Account:
@@ -114,9 +126,9 @@ def test_a_consumer_writes_down_what_it_handled(
 
 
 def test_an_event_is_lost_when_nobody_has_handled_it_and_no_nsqd_has_it(
-    nsqd_pair: Pair, topic: str, channel: str, directory: Path
+    nsqd_pair: Pair, topic: str, directory: Path, looking: Callable[..., Summary]
 ) -> None:
-    looked = Summary(Account(directory), [nsqd.http_address for nsqd in nsqd_pair], topic, channel)
+    looked = looking(*(nsqd.http_address for nsqd in nsqd_pair))
     Journal(directory, "publisher").write(PUBLISHED, ["a-1", "a-2"])
     journal = Journal(directory, "consumer")
     journal.write(HANDLED, ["a-1"])
@@ -142,9 +154,9 @@ def test_an_event_is_lost_when_nobody_has_handled_it_and_no_nsqd_has_it(
 
 
 def test_what_waits_in_a_channel_is_not_lost_and_other_channels_do_not_matter(
-    nsqd: Nsqd, topic: str, channel: str, directory: Path
+    nsqd: Nsqd, topic: str, channel: str, looking: Callable[..., Summary]
 ) -> None:
-    looked = Summary(Account(directory), [nsqd.http_address], topic, channel)
+    looked = looking(nsqd.http_address)
     for each in (channel, "other"):
         nsqd.create_channel(topic, each)
     nsqd.publish(topic, b"a-1")
@@ -155,10 +167,10 @@ def test_what_waits_in_a_channel_is_not_lost_and_other_channels_do_not_matter(
 
 
 def test_the_nsqds_that_answer_decide_and_without_any_nobody_knows(
-    nsqd_pair: Pair, topic: str, channel: str, directory: Path
+    nsqd_pair: Pair, topic: str, directory: Path, looking: Callable[..., Summary]
 ) -> None:
     addresses = [nsqd.http_address for nsqd in nsqd_pair]
-    looked = Summary(Account(directory), addresses, topic, channel)
+    looked = looking(*addresses)
     Journal(directory, "publisher").write(PUBLISHED, ["a-1"])
     nsqd_pair[0].publish(topic, b"a-1")
     nsqd_pair[1].kill()
@@ -173,15 +185,15 @@ def test_the_nsqds_that_answer_decide_and_without_any_nobody_knows(
     assert looked.lost == {"a-1"}
 
 
-def test_something_else_that_answers_is_no_nsqd(servers: Servers, topic: str, channel: str, directory: Path) -> None:
+def test_something_else_that_answers_is_no_nsqd(servers: Servers, looking: Callable[..., Summary]) -> None:
     memcached = servers.memcached()
-    looked = Summary(Account(directory), [memcached.tcp_address], topic, channel)
+    looked = looking(memcached.tcp_address)
     assert not looked.look()
     assert looked.away == [memcached.tcp_address]
 
 
 def test_an_nsqd_that_is_slow_to_answer_holds_up_no_other_look(
-    nsqd: Nsqd, topic: str, channel: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+    nsqd: Nsqd, looking: Callable[..., Summary], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the name of one that is down, which may take long to resolve, would keep the summary silent."""
     answer = threading.Event()
@@ -195,7 +207,7 @@ def test_an_nsqd_that_is_slow_to_answer_holds_up_no_other_look(
 
     monkeypatch.setattr(summary, "NSQD_TIMEOUT", 0.01)
     monkeypatch.setattr(summary.Nsqd, "_ask", slowly)
-    looked = Summary(Account(directory), [nsqd.http_address], topic, channel)
+    looked = looking(nsqd.http_address)
     for _ in range(3):
         assert not looked.look()
         assert looked.away == [nsqd.http_address]

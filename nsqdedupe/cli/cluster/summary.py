@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import signal
@@ -40,6 +41,10 @@ class Nsqd:
         self.address = address
         self._topic = topic
         self._channel = channel
+        host, _, port = address.rpartition(":")
+        # Not urllib.request: that would send a request for this network through a configured proxy. It connects when it
+        # is asked for something, and again after it was closed; else its name would be looked up for each question.
+        self._connection = http.client.HTTPConnection(host, int(port), timeout=NSQD_TIMEOUT)
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._asked: Future[int | None] | None = None
 
@@ -52,18 +57,19 @@ class Nsqd:
             return self._asked.result() if self._asked.done() else None
         return None
 
+    def close(self) -> None:
+        """Close the connection, when the last question is over; does not wait for that."""
+        self._thread.submit(self._connection.close)
+        self._thread.shutdown(wait=False)
+
     def _ask(self) -> int | None:
-        host, _, port = self.address.rpartition(":")
-        # Not urllib.request: that would send a request for this network through a configured proxy.
-        connection = http.client.HTTPConnection(host, int(port), timeout=NSQD_TIMEOUT)
         try:
             # Not asked for the channel: a topic without such a channel would be left out, with all that it holds.
-            connection.request("GET", "/stats?" + urlencode({"format": "json", "topic": self._topic}))
-            stats = json.loads(connection.getresponse().read())
+            self._connection.request("GET", "/stats?" + urlencode({"format": "json", "topic": self._topic}))
+            stats = json.loads(self._connection.getresponse().read())
         except (OSError, ValueError, http.client.HTTPException):
+            self._connection.close()
             return None
-        finally:
-            connection.close()
         owed = 0
         for entry in stats["topics"] or ():  # null, if there is none
             owed += entry["depth"]
@@ -112,6 +118,11 @@ class Summary:
         self.lost = (before if empty else self.lost) & account.waiting
         return empty and not self.away
 
+    def close(self) -> None:
+        """Ask no nsqd any more; what was seen stays."""
+        for nsqd in self._nsqds:
+            nsqd.close()
+
     def __str__(self) -> str:
         account = self.account
         return (
@@ -140,11 +151,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         signal.signal(number, lambda *_: stopped.set())
     summary = Summary(Account(args.account), args.nsqd_http_address, args.topic, args.channel)
     said = 0.0
-    while not stopped.wait(LOOK_EVERY):
-        summary.look()
-        if time.monotonic() - said >= SAY_EVERY:
-            said = time.monotonic()
-            print(summary, flush=True)
+    with contextlib.closing(summary):
+        while not stopped.wait(LOOK_EVERY):
+            summary.look()
+            if time.monotonic() - said >= SAY_EVERY:
+                said = time.monotonic()
+                print(summary, flush=True)
 
 
 if __name__ == "__main__":
