@@ -88,7 +88,7 @@ def go_program() -> Path | str:
     found = subprocess.run(
         [sys.executable, str(TOOLS / "build-nsq"), "--consumer"], capture_output=True, text=True, check=False
     )
-    return found.stderr.strip() if found.returncode else Path(found.stdout.strip())
+    return " ".join(found.stderr.split()) if found.returncode else Path(found.stdout.strip())
 
 
 def hindrance(contestant: Contestant) -> str | None:
