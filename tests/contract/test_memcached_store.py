@@ -13,13 +13,12 @@ import time
 import uuid
 
 import pytest
-from messages import give_up_after
-from servers import Servers, eventually
+from messages import Patient, freeze, give_up_after
+from servers import MOMENT, Servers, eventually
 
 from nsqdedupe.cli.local_memcached import Memcached
 from nsqdedupe.errors import StoreUnavailable
 from nsqdedupe.store import Claim, Store, Traits
-from nsqdedupe.stores.memcached import MemcachedStore
 from nsqdedupe.testing import BatchLaws, Bench, Breakable, StoreContract
 
 JUNK = b"x" * 4000
@@ -32,6 +31,7 @@ class MemcachedBench(Bench):
     lease = 3.0
     expiry_step = 1.5  # a tick of its clock, which may come late on a busy machine
     early = 2.0
+    patience = MOMENT
 
     addresses: list[str]
     servers: Servers
@@ -53,7 +53,7 @@ class MemcachedBench(Bench):
         return self.make_peer(None)
 
     def make_peer(self, store: Store | None) -> Store:
-        return MemcachedStore(self.addresses, window=10_000, namespace=self.namespace, timeout=10.0)
+        return Patient(self.addresses, window=10_000, namespace=self.namespace)
 
     def pass_time(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -67,22 +67,21 @@ class TestMemcachedStore(MemcachedBench, StoreContract):
             for number in range(2000):
                 line.sendall(b"set junk%d 0 0 %d noreply\r\n%b\r\n" % (number, len(JUNK), JUNK))
         eventually(server.stats, until=lambda stats: int(stats["total_items"]) == 2000 and int(stats["evictions"]))
-        return MemcachedStore(server.tcp_address, window=10_000, timeout=10.0)
+        return Patient(server.tcp_address, window=10_000)
 
     def make_slow_store(self) -> Breakable:
         """On a server that is stopped, and goes on with all it had."""
         server = self.servers.memcached()
-        store = MemcachedStore(server.tcp_address, window=10_000, timeout=10.0)
-        process = server.pid
-        assert process is not None
+        store = Patient(server.tcp_address, window=10_000)
 
         def cut() -> None:
-            give_up_after(store, 0.5)
-            os.kill(process, signal.SIGSTOP)
+            freeze(server)
+            give_up_after(store, 0.2)
 
         def mend() -> None:
-            os.kill(process, signal.SIGCONT)
-            give_up_after(store, 10.0)
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGCONT)
+            give_up_after(store, MOMENT)
             eventually(lambda: self.answers(store))
 
         return Breakable(store, cut, mend)

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+from servers import MOMENT, eventually
+
+from nsqdedupe.cli.local_memcached import Memcached
 from nsqdedupe.store import Answer, Claim, Store, Verdict
 from nsqdedupe.stores.memcached import MemcachedStore
 
@@ -41,6 +47,29 @@ def own(store: Store, fingerprint: bytes) -> Claim:
     claim = delivery(fingerprint)
     assert ask(store, claim).verdict is NEW
     return claim
+
+
+class Patient(MemcachedStore):
+    """A store that gives no server up because the machine has a lot else to do."""
+
+    def __init__(self, servers: str | Sequence[str], **options: Any) -> None:
+        super().__init__(servers, **{"connect_timeout": MOMENT, "timeout": MOMENT, **options})
+
+
+def freeze(server: Memcached) -> int:
+    """Stop a server's process, and return it; it holds all it has. SIGCONT lets it go on.
+
+    The signal is no event: until each of its threads has stopped, one of them may answer.
+    """
+    process = server.pid
+    assert process is not None
+    os.kill(process, signal.SIGSTOP)
+    threads = Path(f"/proc/{process}/task")
+    eventually(
+        lambda: [(thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in threads.iterdir()],
+        until=lambda states: set(states) == {"T"},
+    )
+    return process
 
 
 def give_up_after(store: MemcachedStore, seconds: float) -> None:

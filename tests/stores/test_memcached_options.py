@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import trustme
-from messages import NEW, ask, deliveries, delivery, message, own, verdicts
+from messages import NEW, Patient, ask, deliveries, delivery, message, own, verdicts
 from relay import Relay, relay
 from servers import Servers
 
@@ -23,7 +23,6 @@ from nsqdedupe.errors import ConfigError, MissingDependency, StoreUnavailable
 from nsqdedupe.fingerprint import hashing_of
 from nsqdedupe.memcached.link import LONGEST_PAUSE
 from nsqdedupe.store import Answer
-from nsqdedupe.stores.memcached import MemcachedStore
 from nsqdedupe.testing import ManualClock
 
 ANYWHERE = "127.0.0.1:1"
@@ -51,13 +50,13 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
 @pytest.mark.parametrize(("options", "text"), WRONG.values(), ids=WRONG)
 def test_an_option_that_is_wrong_is_named_with_its_remedy(options: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        MemcachedStore(**{"servers": ANYWHERE, **options})  # type: ignore[arg-type]
+        Patient(**{"servers": ANYWHERE, **options})  # type: ignore[arg-type]
 
 
 def test_without_pymemcache_the_text_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pymemcache", None)
     with pytest.raises(MissingDependency, match=r"pip install 'nsqdedupe\[memcached\]'"):
-        MemcachedStore(ANYWHERE)
+        Patient(ANYWHERE)
 
 
 def test_importing_the_package_does_not_import_pymemcache() -> None:
@@ -93,7 +92,7 @@ NO_MEMCACHED = {
 def test_what_is_no_memcached_is_refused_with_the_remedy(alone: Relay, reply: bytes) -> None:
     alone.answer = lambda _: reply
     with pytest.raises(ConfigError, match=r"needed is memcached 1\.6 or newer, or a proxy that passes") as refused:
-        MemcachedStore(alone.address)
+        Patient(alone.address)
     assert alone.address in str(refused.value)
     assert f"it answered {reply.splitlines()[0]!r}; " in str(refused.value)
 
@@ -104,7 +103,7 @@ PASSING = [b"SERVER_ERROR out of memory storing object\r\n", b"ERROR Too many op
 @pytest.mark.parametrize("reply", PASSING)
 def test_what_may_pass_is_a_server_that_is_away(alone: Relay, reply: bytes, caplog: pytest.LogCaptureFixture) -> None:
     alone.answer = lambda _: reply
-    with contextlib.closing(MemcachedStore(alone.address)):
+    with contextlib.closing(Patient(alone.address)):
         assert reply.strip().decode() in caplog.text
 
 
@@ -145,22 +144,20 @@ def test_a_server_that_does_not_do_as_memcached_does_is_refused(line: Relay, wha
 
     line.lie = lie
     with pytest.raises(ConfigError, match=f"it {what}; needed is memcached 1.6"):
-        MemcachedStore(line.address, namespace=uuid.uuid4().hex)
+        Patient(line.address, namespace=uuid.uuid4().hex)
 
 
 def test_one_that_misbehaves_is_refused_though_another_is_away(alone: Relay) -> None:
     alone.answer = lambda _: b"ERROR\r\n"
     with pytest.raises(ConfigError):
-        MemcachedStore([ANYWHERE, alone.address])
+        Patient([ANYWHERE, alone.address])
 
 
 def test_one_that_misbehaves_later_is_left_for_good_with_one_error(
     line: Relay, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = ManualClock()
-    with contextlib.closing(
-        MemcachedStore(line.address, namespace=uuid.uuid4().hex, timeout=10.0, clock=clock)
-    ) as store:
+    with contextlib.closing(Patient(line.address, namespace=uuid.uuid4().hex, clock=clock)) as store:
         line.cut_after = 0
         with pytest.raises(StoreUnavailable):
             store.claim(deliveries(1))
@@ -177,7 +174,7 @@ def test_one_that_misbehaves_later_is_left_for_good_with_one_error(
 
 def test_a_proof_leaves_nothing_behind_but_the_marks(servers: Servers) -> None:
     server = servers.memcached()
-    with contextlib.closing(MemcachedStore(server.tcp_address)) as store:
+    with contextlib.closing(Patient(server.tcp_address)) as store:
         assert int(server.stats()["curr_items"]) == 1
         store.bind("one")
         assert int(server.stats()["curr_items"]) == 2
@@ -189,29 +186,29 @@ def test_a_proof_leaves_nothing_behind_but_the_marks(servers: Servers) -> None:
 
 def test_another_window_or_recall_is_refused_with_both_named(memcached: Memcached) -> None:
     namespace = uuid.uuid4().hex
-    with contextlib.closing(MemcachedStore(memcached.tcp_address, window=1000, namespace=namespace)):
+    with contextlib.closing(Patient(memcached.tcp_address, window=1000, namespace=namespace)):
         for other in ({"window": 2000}, {"window": 1000, "recall": 0.99}):
             with pytest.raises(ConfigError, match="give all of them the same window and recall") as refused:
-                MemcachedStore(memcached.tcp_address, namespace=namespace, **other)  # type: ignore[arg-type]
+                Patient(memcached.tcp_address, namespace=namespace, **other)  # type: ignore[arg-type]
             assert "set up with window=1000 recall=0.999 ways=32 partitions=1024" in str(refused.value)
             assert f"not with window={other['window']} recall={other.get('recall', 0.999)} " in str(refused.value)
-        MemcachedStore(memcached.tcp_address, window=1000, namespace=namespace).close()
+        Patient(memcached.tcp_address, window=1000, namespace=namespace).close()
 
 
 def test_a_mark_that_somebody_has_overwritten_is_refused_too(memcached: Memcached) -> None:
     namespace = uuid.uuid4().hex
-    with contextlib.closing(MemcachedStore(memcached.tcp_address, namespace=namespace)) as store:
+    with contextlib.closing(Patient(memcached.tcp_address, namespace=namespace)) as store:
         key = f"{namespace}:shape".encode()
         store._servers.ask({store._servers.links[0]: ([b"ms %b 2\r\n\xff\xfe\r\n" % key], b"w")}, lambda *_: None)
     with pytest.raises(ConfigError, match="was set up with \ufffd\ufffd, not with window="):
-        MemcachedStore(memcached.tcp_address, namespace=namespace)
+        Patient(memcached.tcp_address, namespace=namespace)
 
 
 def test_fingerprints_of_another_secret_are_refused(memcached: Memcached) -> None:
     namespace = uuid.uuid4().hex
     with (
-        contextlib.closing(MemcachedStore(memcached.tcp_address, namespace=namespace)) as store,
-        contextlib.closing(MemcachedStore(memcached.tcp_address, namespace=namespace)) as other,
+        contextlib.closing(Patient(memcached.tcp_address, namespace=namespace)) as store,
+        contextlib.closing(Patient(memcached.tcp_address, namespace=namespace)) as other,
     ):
         store.bind(hashing_of(b"one"))
         store.bind(hashing_of(b"one"))
@@ -231,10 +228,10 @@ def test_marks_are_looked_at_when_a_server_is_reached_at_last(
 ) -> None:
     server, clock = servers.memcached(), ManualClock()
     server.kill()
-    with contextlib.closing(MemcachedStore(server.tcp_address, window=1000, timeout=10.0, clock=clock)) as late:
+    with contextlib.closing(Patient(server.tcp_address, window=1000, clock=clock)) as late:
         late.bind("one")
         server.start()
-        with contextlib.closing(MemcachedStore(server.tcp_address, window=1000, timeout=10.0)) as other:
+        with contextlib.closing(Patient(server.tcp_address, window=1000)) as other:
             other.bind("another")
         clock.advance(LONGEST_PAUSE)
         for _ in range(2):
@@ -247,20 +244,18 @@ def test_marks_are_looked_at_when_a_server_is_reached_at_last(
 
 def test_a_server_that_was_emptied_gets_its_marks_again_when_it_is_connected_to(servers: Servers) -> None:
     server = servers.memcached()
-    with contextlib.closing(MemcachedStore(server.tcp_address, window=1000, timeout=10.0)) as store:
+    with contextlib.closing(Patient(server.tcp_address, window=1000)) as store:
         server.kill()
         server.start()
         assert ask(store, delivery(message())) == Answer(NEW)
         with pytest.raises(ConfigError, match="set up with window=1000"):
-            MemcachedStore(server.tcp_address, window=2000, timeout=10.0)
+            Patient(server.tcp_address, window=2000)
     server.kill()
 
 
 def test_binding_while_a_server_goes_away_is_no_error(line: Relay) -> None:
     clock = ManualClock()
-    with contextlib.closing(
-        MemcachedStore(line.address, namespace=uuid.uuid4().hex, timeout=10.0, clock=clock)
-    ) as store:
+    with contextlib.closing(Patient(line.address, namespace=uuid.uuid4().hex, clock=clock)) as store:
         line.cut_after = 0
         store.bind("one")
         clock.advance(LONGEST_PAUSE)
@@ -307,11 +302,7 @@ class TlsMemcached(Memcached):
 def test_a_store_over_tls(encrypted: Memcached, authority: trustme.CA) -> None:
     context = ssl.create_default_context()
     authority.configure_trust(context)
-    with contextlib.closing(
-        MemcachedStore(
-            f"localhost:{encrypted.tcp_port}", tls_context=context, connect_timeout=10.0, timeout=10.0, window=10_000
-        )
-    ) as store:
+    with contextlib.closing(Patient(f"localhost:{encrypted.tcp_port}", tls_context=context, window=10_000)) as store:
         claims = deliveries(1000)
         assert verdicts(store.claim(claims)) == [NEW] * 1000
         assert store.confirm(claims) == [True] * 1000
@@ -322,9 +313,7 @@ def test_a_server_whose_certificate_is_not_trusted_is_not_used(
     encrypted: Memcached, caplog: pytest.LogCaptureFixture
 ) -> None:
     context = ssl.create_default_context()
-    with contextlib.closing(
-        MemcachedStore(f"localhost:{encrypted.tcp_port}", tls_context=context, connect_timeout=10.0, window=10_000)
-    ) as store:
+    with contextlib.closing(Patient(f"localhost:{encrypted.tcp_port}", tls_context=context, window=10_000)) as store:
         assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
         with pytest.raises(StoreUnavailable):
             store.claim(deliveries(1))

@@ -12,16 +12,29 @@ import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
-from messages import DONE, IN_PROGRESS, NEW, ask, deliveries, delivery, give_up_after, message, own, sibling, verdicts
+from messages import (
+    DONE,
+    IN_PROGRESS,
+    NEW,
+    Patient,
+    ask,
+    deliveries,
+    delivery,
+    freeze,
+    give_up_after,
+    message,
+    own,
+    sibling,
+    verdicts,
+)
 from relay import Relay, relay
-from servers import Servers
+from servers import MOMENT, Servers
 from test_memcached_verbs import Handle
 
 from nsqdedupe.cli.local_memcached import Memcached
 from nsqdedupe.errors import StoreUnavailable
 from nsqdedupe.memcached.link import LONGEST_PAUSE
 from nsqdedupe.store import Answer, Claim, Release, Store
-from nsqdedupe.stores.memcached import MemcachedStore
 from nsqdedupe.testing import ManualClock
 
 WINDOW = 10_000
@@ -43,13 +56,13 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def store(server: Memcached, clock: ManualClock) -> Iterator[Handle]:
-    with contextlib.closing(Handle(server.tcp_address, window=WINDOW, timeout=10.0, clock=clock)) as made:
+    with contextlib.closing(Handle(server.tcp_address, window=WINDOW, clock=clock)) as made:
         yield made
 
 
 @pytest.fixture
 def peer(server: Memcached) -> Iterator[Handle]:
-    with contextlib.closing(Handle(server.tcp_address, window=WINDOW, timeout=10.0)) as made:
+    with contextlib.closing(Handle(server.tcp_address, window=WINDOW)) as made:
         yield made
 
 
@@ -127,7 +140,7 @@ def test_a_token_of_before_a_restart_does_not_fit_anothers_claim_though_it_is_th
     number = int(token(store))
     server.kill()
     server.start()
-    with contextlib.closing(Handle(server.tcp_address, window=WINDOW, timeout=10.0)) as successor:
+    with contextlib.closing(Handle(server.tcp_address, window=WINDOW)) as successor:
         # Tokens count what is written: write until the next one is the one of before.
         own(successor, message())
         while int(next(reversed(successor._held._held.values())).token) < number - 1:
@@ -143,12 +156,10 @@ def test_a_token_of_before_a_restart_does_not_fit_anothers_claim_though_it_is_th
 
 def test_a_stopped_server_costs_one_timeout_and_its_late_replies_reach_nobody(servers: Servers) -> None:
     server, clock = servers.memcached(), ManualClock()
-    process = server.pid
-    assert process is not None
-    with contextlib.closing(Handle(server.tcp_address, window=WINDOW, timeout=10.0, clock=clock)) as store:
+    with contextlib.closing(Handle(server.tcp_address, window=WINDOW, clock=clock)) as store:
         done = own(store, message())
         store.confirm([done])
-        os.kill(process, signal.SIGSTOP)
+        process = freeze(server)
         unanswered = deliveries(50)
         give_up_after(store, 0.2)
         with pytest.raises(StoreUnavailable, match=r"no answer within 0\.2 s"):
@@ -157,7 +168,7 @@ def test_a_stopped_server_costs_one_timeout_and_its_late_replies_reach_nobody(se
         # It works off what it was sent, on the connection that was closed. Our next batch is as long as that one,
         # and must be told its own answers.
         clock.advance(LONGEST_PAUSE)
-        give_up_after(store, 10.0)
+        give_up_after(store, MOMENT)
         others = [sibling(done.fingerprint), *deliveries(49)]
         assert verdicts(store.claim(others)) == [DONE, *[NEW] * 49]
         # The lost reply is no loss either: who asks again with the same nonce is its own winner.
@@ -177,7 +188,7 @@ def test_flush_all_forgets_and_nothing_worse(server: Memcached, store: Handle, p
 
 def test_a_server_that_evicts_all_the_time_slips_and_drops_nothing(servers: Servers) -> None:
     server = servers.memcached(memory=2)
-    with contextlib.closing(MemcachedStore(server.tcp_address, window=100_000, timeout=30.0)) as store:
+    with contextlib.closing(Patient(server.tcp_address, window=100_000)) as store:
         for _ in range(15):
             claims = deliveries(1000)
             assert verdicts(store.claim(claims)) == [NEW] * 1000
@@ -195,7 +206,7 @@ CUTS = [0, 1, 2, 4, 5, 6, 7, 10, 11, 20, 40, 60, 90, 120, 150, 200, 260, 300]
 @pytest.mark.parametrize("cut", CUTS)
 def test_a_connection_that_breaks_in_the_middle_of_a_reply_mixes_nothing_up(line: Relay, cut: int) -> None:
     clock = ManualClock()
-    options = {"window": WINDOW, "namespace": uuid.uuid4().hex, "timeout": 30.0, "clock": clock}
+    options = {"window": WINDOW, "namespace": uuid.uuid4().hex, "clock": clock}
     with contextlib.closing(Handle(line.address, **options)) as store:  # type: ignore[arg-type]
         done, busy = own(store, message()), own(store, message())
         store.confirm([done])
@@ -218,9 +229,7 @@ def test_a_connection_that_breaks_in_the_middle_of_a_reply_mixes_nothing_up(line
 def test_each_verb_that_loses_its_reply_may_be_repeated(line: Relay) -> None:
     clock = ManualClock()
     namespace = uuid.uuid4().hex
-    with contextlib.closing(
-        Handle(line.address, window=WINDOW, namespace=namespace, timeout=30.0, clock=clock)
-    ) as store:
+    with contextlib.closing(Handle(line.address, window=WINDOW, namespace=namespace, clock=clock)) as store:
 
         def repeated(verb: Callable[[Claim], list[bool]]) -> list[bool]:
             claim = own(store, message())
@@ -253,7 +262,7 @@ def test_each_verb_that_loses_its_reply_may_be_repeated(line: Relay) -> None:
 
 def test_replies_that_nobody_asked_for_are_not_read(line: Relay) -> None:
     """A proxy that repeats a reply: the second one would fit the next batch."""
-    with contextlib.closing(Handle(line.address, window=WINDOW, namespace=uuid.uuid4().hex, timeout=30.0)) as store:
+    with contextlib.closing(Handle(line.address, window=WINDOW, namespace=uuid.uuid4().hex)) as store:
         done = own(store, message())
         store.confirm([done])
         line.lie = lambda reply: reply + reply
@@ -269,9 +278,7 @@ def test_replies_that_nobody_asked_for_are_not_read(line: Relay) -> None:
 
 def test_a_reply_that_lacks_what_was_asked_for_is_no_answer(line: Relay) -> None:
     clock = ManualClock()
-    with contextlib.closing(
-        Handle(line.address, window=WINDOW, namespace=uuid.uuid4().hex, timeout=30.0, clock=clock)
-    ) as store:
+    with contextlib.closing(Handle(line.address, window=WINDOW, namespace=uuid.uuid4().hex, clock=clock)) as store:
         busy = own(store, message())
         for told, instead in ((b" t", b" x"), (b" t3", b" tx"), (b" f0", b"")):
             line.lie = lambda reply, told=told, instead=instead: reply.replace(told, instead)  # type: ignore[misc]
@@ -285,7 +292,7 @@ def test_a_reply_that_lacks_what_was_asked_for_is_no_answer(line: Relay) -> None
 def test_a_program_that_is_interrupted_gets_its_own_answers_afterwards(
     line: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with contextlib.closing(Handle(line.address, window=WINDOW, namespace=uuid.uuid4().hex, timeout=30.0)) as store:
+    with contextlib.closing(Handle(line.address, window=WINDOW, namespace=uuid.uuid4().hex)) as store:
         done = own(store, message())
         store.confirm([done])
 
@@ -305,10 +312,10 @@ FORKED = """
 import os, sys
 from nsqdedupe import Claim, MemcachedStore, Verdict
 
-store = MemcachedStore(sys.argv[1], window=10_000, namespace=sys.argv[2], timeout=30.0)
+store = MemcachedStore(sys.argv[1], window=10_000, namespace=sys.argv[2], connect_timeout=60, timeout=60)
 store.claim([Claim(bytes(16), b"a", bytes(16), 60.0)])
 child = os.fork()
-for serial in range(200):
+for serial in range(50):
     nonce = os.urandom(16)
     claims = [Claim(os.urandom(16), b"a", os.urandom(16), 60.0) for _ in range(5)]
     assert [answer.verdict for answer in store.claim(claims)] == [Verdict.NEW] * 5

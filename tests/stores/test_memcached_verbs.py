@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from messages import DONE, IN_PROGRESS, NEW, ask, deliveries, delivery, message, own, sibling, verdicts
+from messages import DONE, IN_PROGRESS, NEW, Patient, ask, deliveries, delivery, message, own, sibling, verdicts
 from relay import Relay, relay
 
 from nsqdedupe.cli.local_memcached import Memcached
@@ -17,10 +17,9 @@ from nsqdedupe.memcached.claiming import ATTEMPTS
 from nsqdedupe.memcached.items import LONGEST, TAIL, parse
 from nsqdedupe.memcached.meta import READS, WRITES, Reply, flags_of
 from nsqdedupe.store import Answer, Claim, Release, Verdict
-from nsqdedupe.stores.memcached import MemcachedStore
 
 
-class Handle(MemcachedStore):
+class Handle(Patient):
     """A store that a test looks into."""
 
     def say(self, command: bytes, kind: bytes = WRITES) -> Reply:
@@ -67,13 +66,13 @@ def line(memcached: Memcached) -> Iterator[Relay]:
 
 @pytest.fixture
 def store(line: Relay, namespace: str) -> Iterator[Handle]:
-    with contextlib.closing(Handle(line.address, window=10_000, namespace=namespace, timeout=30.0)) as made:
+    with contextlib.closing(Handle(line.address, window=10_000, namespace=namespace)) as made:
         yield made
 
 
 @pytest.fixture
 def peer(memcached: Memcached, namespace: str) -> Iterator[Handle]:
-    with contextlib.closing(Handle(memcached.tcp_address, window=10_000, namespace=namespace, timeout=30.0)) as made:
+    with contextlib.closing(Handle(memcached.tcp_address, window=10_000, namespace=namespace)) as made:
         yield made
 
 
@@ -151,7 +150,7 @@ def test_a_bucket_that_already_has_it_is_not_written_again(line: Relay, store: H
 def test_confirms_that_meet_in_one_bucket_are_all_recorded(memcached: Memcached, namespace: str) -> None:
     def confirm(number: int) -> list[Claim]:
         claims = [delivery(b"%04d%04d" % (number, each) + b"the same") for each in range(4)]
-        with contextlib.closing(Handle(memcached.tcp_address, window=10_000, namespace=namespace, timeout=30.0)) as own:
+        with contextlib.closing(Handle(memcached.tcp_address, window=10_000, namespace=namespace)) as own:
             for claim in claims:
                 own.claim([claim])
                 own.confirm([claim])
