@@ -68,6 +68,11 @@ def test_growth_is_measured(tmp_path: Path) -> None:
     assert [row[1] for row in rows] == ["2", "4", "2", "3", "10,000", "100,000", "1", "2"]
 
 
+def test_several_consumers_are_measured_beside_one(tmp_path: Path) -> None:
+    rows = quick("several", tmp_path)
+    assert [row[:2] for row in rows] == [["1", "1.00 (1.00 to 1.00)"], ["3", rows[1][1]]]
+
+
 def test_transports_are_measured(tmp_path: Path) -> None:
     rows = quick("transports", tmp_path)
     assert [row[0] for row in rows] == ["plain TCP", "plain TCP", "snappy", "snappy", "TLS", "TLS", "TLS with snappy"]
