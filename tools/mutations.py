@@ -24,6 +24,8 @@ LEDGER = "nsqdedupe/ledger.py"
 OUTCOMES = "nsqdedupe/outcomes.py"
 REGISTRY = "nsqdedupe/registry.py"
 RUNNER = "nsqdedupe/runner.py"
+SHORTCUT = "nsqdedupe/shortcut.py"
+TRACES = "nsqdedupe/traces.py"
 
 RULES = (
     "tests/unit/test_deduper_holds.py",
@@ -33,6 +35,8 @@ RULES = (
     "tests/unit/test_deduper_elsewhere.py",
     "tests/unit/test_deduper_outages.py",
     "tests/unit/test_deduper_connections.py",
+    "tests/unit/test_deduper_slow_store.py",
+    "tests/unit/test_deduper_shortcut.py",
     "tests/contract/test_embedded_store.py",
     # Last, because it takes longest; its examples are the same each time.
     "tests/unit/test_deduper_properties.py",
@@ -427,4 +431,55 @@ OF_OUR_RULES = (
     ),
 )
 
-MUTATIONS = (*OF_THE_MODEL, *OF_OUR_RULES)
+_LATE = "self._outcomes.give_back([Release(delivery.claim)])"
+
+OF_SLOW_STORES = (
+    Mutation("slow store: a claim that came too late is kept", (Edit(DEDUPER, _LATE, "pass"),)),
+    Mutation(
+        "slow store: what went away meanwhile goes on",
+        (Edit(DEDUPER, "            gone = delivery.state is State.ANSWERED\n", "            gone = False\n"),),
+    ),
+    Mutation(
+        "slow store: a lost connection's messages are run",
+        (Edit(DEDUPER, "if not gone and delivery.source.open:", "if not gone:"),),
+    ),
+    Mutation(
+        "slow store: REQ before the claim is given back",
+        (Edit(OUTCOMES, "self.give_back(releases, released)", "self.give_back(releases)\n        released()"),),
+    ),
+    Mutation(
+        "slow store: who waits asks again while it asks",
+        (Edit(DEDUPER, "self._ask(due)", "self._registry.waiting.pause(due)\n            self._ask(due)"),),
+    ),
+    Mutation(
+        "max_crashes: what comes next leaves its trace too soon",
+        (Edit(TRACES, "if len(self._queue) == 1:", "if self._queue:"),),
+    ),
+)
+
+_KNOWN = "                    and fingerprint not in known\n"
+
+OF_THE_SHORTCUT = (
+    Mutation(
+        "shortcut: what others recorded meanwhile is run again",
+        (Edit(SHORTCUT, "if changes != self._changes:", "if changes < self._changes:"),),
+    ),
+    Mutation(
+        "shortcut: copies that wait together are all run",
+        (Edit(SHORTCUT, "recorded.add(fingerprint)", "recorded.discard(fingerprint)"),),
+    ),
+    Mutation(
+        "shortcut: who goes on has no claim",
+        (Edit(SHORTCUT, "        self._direct.claim(delivery.claim)\n", ""),),
+    ),
+    Mutation(
+        "shortcut: a hold is not seen",
+        (Edit(SHORTCUT, " or fingerprint in self._direct.known", ""), Edit(SHORTCUT, _KNOWN, "")),
+    ),
+    Mutation(
+        "shortcut: FIN without a record",
+        (Edit(SHORTCUT, "                            record(fingerprint)\n", "                            pass\n"),),
+    ),
+)
+
+MUTATIONS = (*OF_THE_MODEL, *OF_OUR_RULES, *OF_SLOW_STORES, *OF_THE_SHORTCUT)
