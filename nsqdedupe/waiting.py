@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 
 from nsqdedupe.clock import Clock
@@ -13,6 +14,9 @@ FIRST_POLL = 0.025
 LONGEST_POLL = 10.0
 PAUSED_POLL = 0.25
 """How soon a copy asks again, how seldom in the end, and how often while the application pauses the reader."""
+
+TOGETHER = 0.005
+"""Seconds from one moment at which copies ask to the next, so that many ask in one call of the store."""
 
 
 class Waiting:
@@ -58,7 +62,8 @@ class Waiting:
         """It asks again after its pause, ``longest`` seconds at most; the pause after that is twice as long."""
         pause = min(delivery.poll_after, longest, LONGEST_POLL)
         delivery.poll_after = pause * 2
-        self._ask_at(delivery, self._clock() + pause * random.uniform(0.8, 1.2))
+        at = self._clock() + pause * random.uniform(0.8, 1.2)
+        self._ask_at(delivery, math.ceil(at / TOGETHER) * TOGETHER)
 
     def due(self) -> list[Delivery]:
         """Those whose time has come. They are not due again before `later` or `pause` was called for them."""

@@ -127,6 +127,20 @@ def test_all_that_are_due_ask_in_one_call(consumer: Consumer, other: Consumer) -
     assert consumer.gate.asked() == [("claim", 3)]
 
 
+def test_copies_that_came_one_after_the_other_ask_together(consumer: Consumer, other: Consumer) -> None:
+    consumer.limit = 20
+    for number in range(20):
+        other.deliver(f"{number}/b")
+        consumer.deliver(f"{number}/a")
+        consumer.clock.advance(0.0003)
+    consumer.gate.asked()
+    asked: list[int] = []
+    while sum(asked) < 20:
+        consumer.poll()
+        asked += [size for _, size in consumer.gate.asked()]
+    assert len(asked) < 10
+
+
 def test_a_copy_whose_owner_is_elsewhere_goes_back_when_half_its_timeout_is_over(
     consumer: Consumer, other: Consumer
 ) -> None:
