@@ -102,6 +102,14 @@ def test_none_at_all_is_said_with_what_was_tried(monkeypatch: pytest.MonkeyPatch
         find_memcached()
 
 
+def test_one_that_was_unpacked_is_taken_before_that_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _program(_on_path_alone(monkeypatch, tmp_path), "memcached 1.6.18")
+    unpacked = tmp_path / "unpacked"
+    _program(unpacked, "memcached 1.6.18")
+    monkeypatch.setattr("nsqdedupe.cli.local_memcached.UNPACKED", unpacked)
+    assert find_memcached() == unpacked
+
+
 def get_memcached(*options: str, named: Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "MEMCACHED": str(named)}
     return subprocess.run(
