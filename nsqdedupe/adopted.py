@@ -95,8 +95,9 @@ def adopt(
     ours.conn = cast("Any", conn)
     ours.responder = responder
     ours.handler = handler
-    ours.listened = _LISTENERS in vars(message)
+    ours.as_made = not (ours.listened or ours._async_enabled or ours._has_responded)  # noqa: SLF001 - our own message
     ours.counted = True
+    ours.held = False
     return ours
 
 

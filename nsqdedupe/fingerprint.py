@@ -137,9 +137,7 @@ def key_hasher(topic: str, channel: str, kind: str, secret: bytes | None = None)
     a whole block of 16 bytes, then the key. The lengths say where each ends, so nothing else gives the same
     bytes. It raises `ConfigError` for names that nsqd refuses, and for a secret that is not 1 to 64 bytes.
     """
-    names = (checks.nsq_name("topic", topic).encode(), checks.nsq_name("channel", channel).encode(), kind.encode())
-    prefix = b"".join(len(name).to_bytes(4, "little") + name for name in names)
-    prefix += bytes(-len(prefix) % _BLOCK)
+    prefix = _prefix(topic, channel, kind)
     if secret is None:
         return lambda key: mmh3_x64_128_digest(prefix + key)
     given: object = secret
@@ -155,6 +153,13 @@ def key_hasher(topic: str, channel: str, kind: str, secret: bytes | None = None)
         return state.digest()
 
     return keyed
+
+
+def _prefix(topic: str, channel: str, kind: str) -> bytes:
+    """What is hashed before the key."""
+    names = (checks.nsq_name("topic", topic).encode(), checks.nsq_name("channel", channel).encode(), kind.encode())
+    prefix = b"".join(len(name).to_bytes(4, "little") + name for name in names)
+    return prefix + bytes(-len(prefix) % _BLOCK)
 
 
 def hashing_of(secret: bytes | None) -> str:
@@ -192,6 +197,10 @@ def fingerprinter(
         raise ConfigError(f"key={key!r}: {_CHOICES}")
     digest = key_hasher(topic, channel, kind_of(key), secret)
     if isinstance(key, BodyKey):
+        if secret is None:
+            # Written out: each message would pay for a call more.
+            prefix = _prefix(topic, channel, key.kind)
+            return lambda message: mmh3_x64_128_digest(prefix + message.body)
         return lambda message: digest(message.body)
     if isinstance(key, JsonField):
         of_body = key.of_body

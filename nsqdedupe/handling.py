@@ -97,14 +97,11 @@ class Handling:
                 message.trigger(nsq.event.FINISH, message=message)
                 return False
             result = self._process(message)
-            if result is True and not message._has_responded and not message._async_enabled:  # noqa: SLF001 - our own
-                if not message.listened:
-                    message._has_responded = True  # noqa: SLF001 - our own message
-                    self._places.leave(message)
-                    return True
-                message.finish()
-            else:
-                self._on_result(message, result)
+            if result is True and message.as_made:
+                message._has_responded = True  # noqa: SLF001 - our own message
+                self._places.leave(message)
+                return True
+            self._on_result(message, result)
         except Exception as error:  # noqa: BLE001 - whatever it is, the message failed
             self._report("handler", message, error)
             self._respond(message, message.requeue)
