@@ -11,12 +11,15 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from nsqdedupe.memcached.meta import FINISH, MisreadError, Replies, Reply
 
 READ_AT_MOST = 1 << 18
 """Bytes: more than a record of TLS, so that none is left where poll() does not see it."""
+
+RECORD = 1 << 14
+"""Bytes in a record of TLS at most: as many as memcached reads at once."""
 
 _NOT_YET = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -39,7 +42,9 @@ class Talk:
         self.replies: list[Reply] = []
         self.error: Exception | None = None
         self._reader = Replies(kinds)
-        self._unsent = memoryview(b"".join((*commands, FINISH)))
+        whole = (*commands, FINISH)
+        self._pieces = _records(whole) if isinstance(connection, ssl.SSLSocket) else iter((b"".join(whole),))
+        self._unsent = memoryview(next(self._pieces))
 
     @property
     def sent(self) -> bool:
@@ -50,7 +55,8 @@ class Talk:
         """Send as much as the connection takes."""
         with contextlib.suppress(*_NOT_YET):
             while self._unsent:
-                self._unsent = self._unsent[self.connection.send(self._unsent) :]
+                rest = self._unsent[self.connection.send(self._unsent) :]
+                self._unsent = rest or memoryview(next(self._pieces, b""))
 
     def read(self) -> bool:
         """Read what has come; whether it was all."""
@@ -63,6 +69,23 @@ class Talk:
                 self.replies = replies
                 return True
         return False
+
+
+def _records(commands: Iterable[bytes]) -> Iterator[bytes]:
+    """A pipeline in records of TLS, each of whole commands.
+
+    memcached 1.6.18 waits for ever for what it has decrypted already. It reads a record as a whole, but for a value
+    that began in the one before it takes no more than the rest of that.
+    """
+    record: list[bytes] = []
+    size = 0
+    for command in commands:
+        if record and size + len(command) > RECORD:
+            yield b"".join(record)
+            record, size = [], 0
+        record.append(command)
+        size += len(command)
+    yield b"".join(record)
 
 
 def silent(connection: socket.socket) -> bool:
