@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from nsqdedupe.memcached.damage import Damage
 from nsqdedupe.memcached.held import Bucket, Holdings
-from nsqdedupe.memcached.items import CLAIMED, DONE, MARKER_SECONDS, parse, sound, with_tags, without_tags
+from nsqdedupe.memcached.items import BUCKET_BYTES, CLAIMED, DONE, MARKER_SECONDS, parse, sound, with_tags, without_tags
 from nsqdedupe.memcached.link import Link
 from nsqdedupe.memcached.meta import READS, WRITES, Reply, flags_of
 from nsqdedupe.memcached.servers import Servers, Spot
@@ -83,8 +83,13 @@ class Buckets:
 
 
 def _write(key: bytes, value: bytes, token: bytes) -> bytes:
-    """The command that writes a bucket if it is as it was read."""
-    return b"ms %b %d %b c\r\n%b\r\n" % (key, len(value), b"C" + token if token else b"ME", value)
+    """The command that writes a bucket if it is as it was read.
+
+    In its full size from the start, so that all buckets take chunks of one size. If they grew, each would pass through
+    smaller ones, and memcached keeps the pages of those: it would take twice as much.
+    """
+    how = b"C" + token if token else b"ME"
+    return b"ms %b %d %b c\r\n%b\r\n" % (key, BUCKET_BYTES, how, value.ljust(BUCKET_BYTES, b"\0"))
 
 
 class _Part(NamedTuple):

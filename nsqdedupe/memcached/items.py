@@ -4,8 +4,8 @@ A *claim item* is ``C`` (somebody has the message), ``F`` (given back; perhaps h
 for as long as somebody may still act on what it read before). Its time to live is the lease, or the hold, and the
 tail: so it tells by what is left of it whether the lease has ended, and keeps the tries when it has.
 
-A *bucket* is up to 32 tags of 8 bytes, newest first. Tag and bucket number come from different halves of the
-fingerprint, as in `nsqdedupe.tables.opposite_bloom`.
+A *bucket* is up to 32 tags of 8 bytes, newest first, then zeros. Tag and bucket number come from different halves of
+the fingerprint, as in `nsqdedupe.tables.opposite_bloom`.
 
 Both are read as what a stranger may have written: anything that is not one of ours is nobody's claim, or no tag at all.
 """

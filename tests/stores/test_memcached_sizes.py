@@ -60,15 +60,19 @@ def growth(memcached: Memcached, before: dict[int, int]) -> dict[int, int]:
     return {size: count for size, count in change.items() if count}
 
 
-def test_a_message_that_is_being_handled_and_one_that_was(memcached: Memcached, store: MemcachedStore) -> None:
+@pytest.mark.parametrize("count", [1, WAYS])
+def test_a_message_that_is_being_handled_and_one_that_was(
+    memcached: Memcached, store: MemcachedStore, count: int
+) -> None:
+    """A bucket takes as much with one message in it as with all: else it would leave chunks of all sizes behind."""
     empty = chunks(memcached)
-    claims = of_one_bucket(WAYS)
+    claims = of_one_bucket(count)
     store.claim(claims)
     claimed = int(said("messages being handled"))
-    assert growth(memcached, empty) == {claimed: WAYS}
+    assert growth(memcached, empty) == {claimed: count}
     store.confirm(claims)
     marked = int(said("messages handled in the last 10 s"))
-    assert growth(memcached, empty) == {marked: WAYS, bucket_bytes(): 1}
+    assert growth(memcached, empty) == {marked: count, bucket_bytes(): 1}
 
 
 def test_a_message_that_failed(memcached: Memcached, store: MemcachedStore) -> None:

@@ -14,7 +14,7 @@ from relay import Relay, relay
 from nsqdedupe.cli.local_memcached import Memcached
 from nsqdedupe.errors import ConfigError, StoreError
 from nsqdedupe.memcached.claiming import ATTEMPTS
-from nsqdedupe.memcached.items import LONGEST, TAIL, parse
+from nsqdedupe.memcached.items import LONGEST, TAG_BYTES, TAIL, parse
 from nsqdedupe.memcached.meta import READS, WRITES, Reply, flags_of
 from nsqdedupe.store import Answer, Claim, Release, Verdict
 
@@ -43,7 +43,11 @@ class Handle(Patient):
         return value, int(flags_of(line).get(b"t", b"0"))
 
     def bucket(self, fingerprint: bytes) -> bytes | None:
-        return self.say(b"mg %b v\r\n" % self.bucket_key(fingerprint), READS)[1]
+        """Its tags; it may have room for more."""
+        value = self.say(b"mg %b v\r\n" % self.bucket_key(fingerprint), READS)[1]
+        while value is not None and value[-TAG_BYTES:] == bytes(TAG_BYTES):
+            value = value[:-TAG_BYTES]
+        return value
 
     def put(self, key: bytes, value: bytes) -> None:
         """Write as somebody else might."""
