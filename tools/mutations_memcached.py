@@ -189,13 +189,7 @@ OF_OUR_ORDERS = (
     ),
     Mutation(
         "memcached: bucket written without compare-and-swap",
-        (
-            Edit(
-                CONFIRMING,
-                '(key, len(value), b"C" + token if token else b"ME", value)',
-                '(key, len(value), b"c", value)',
-            ),
-        ),
+        (Edit(CONFIRMING, 'how = b"C" + token if token else b"ME"', 'how = b"MS"'),),
         ORDERS,
     ),
     Mutation(
