@@ -76,15 +76,22 @@ class Keeper:
     def extend(
         self, deliveries: Iterable[Delivery], now: float, then: Callable[[list[Delivery]], None] = _nothing
     ) -> None:
-        """Let leases start anew; ``then`` gets those whose claim is another's now."""
+        """Let leases start anew; ``then`` gets those whose claim is another's now.
+
+        Without an answer they are taken to be ours, and coroutines that run are seen to again at the next look.
+        """
         asked = [delivery for delivery in deliveries if delivery.claim is not None]
+        before = [delivery.claimed_at for delivery in asked]
         claims = [delivery.claim for delivery in asked if delivery.claim is not None]
         assert self._ledger is not None  # noqa: S101 - who has a claim has it from a store
         for delivery in asked:
             delivery.claimed_at = now
 
-        def extended(ours: Sequence[bool]) -> None:
-            then([delivery for delivery, mine in zip(asked, ours, strict=True) if not mine])
+        def extended(ours: Sequence[bool | None]) -> None:
+            for delivery, mine, claimed_at in zip(asked, ours, before, strict=True):
+                if mine is None and delivery.runs_since is not None:
+                    delivery.claimed_at = claimed_at
+            then([delivery for delivery, mine in zip(asked, ours, strict=True) if mine is False])
 
         self._ledger.extend(claims, extended)
 

@@ -83,12 +83,12 @@ class Ledger:
         """Give claims back; those that the store does not take end by their lease."""
         self._call(self._store.release, releases, lambda _: then())
 
-    def extend(self, claims: Sequence[Claim], then: Callable[[Sequence[bool]], None]) -> None:
-        """Whether each claim is still ours. Without an answer they are taken to be."""
-        self._call(self._store.extend, claims, lambda ours: then([mine is not False for mine in ours]))
+    def extend(self, claims: Sequence[Claim], then: Callable[[Sequence[bool | None]], None]) -> None:
+        """Whether each claim is still ours; None where the store gave no answer."""
+        self._call(self._store.extend, claims, then)
 
     def start(self, claims: Sequence[Claim], then: Callable[[Sequence[bool]], None]) -> None:
-        """Leave a trace of runs that are about to begin; else as `extend`."""
+        """Leave a trace of runs that are about to begin, and extend. Without an answer claims are taken to be ours."""
         self._call(self._store.start, claims, lambda ours: then([mine is not False for mine in ours]))
 
     def catch_up(self) -> None:

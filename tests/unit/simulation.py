@@ -287,8 +287,11 @@ class World:
             for arrival in [arrival for arrival in process.open if arrival.claim is not None]:
                 # Whoever else asks now gets the message, though its handler may still succeed.
                 if arrival.state is State.RUNNING and arrival.claimed_at + arrival.source.lease <= self.clock():
-                    assert arrival.runs_since is None or process.idle_for() > 5.0, "a coroutine lost its lease"
-                    arrival.copy.message.disturbed = True
+                    message = arrival.copy.message
+                    cared_for = arrival.runs_since is not None and process.idle_for() <= 5.0
+                    # While the store is away, which disturbs every message, no lease can be extended.
+                    assert not cared_for or message.disturbed, "a coroutine lost its lease"
+                    message.disturbed = True
 
     def running(self) -> list[Message]:
         """The messages whose handlers have not answered, in all processes."""

@@ -190,6 +190,19 @@ def test_a_copy_that_waits_through_an_outage_goes_back_in_time(consumer: Consume
 # -- extends -------------------------------------------------------------------------------------
 
 
+def test_the_lease_of_a_running_coroutine_is_extended_as_soon_as_the_store_is_back(consumer: Consumer) -> None:
+    consumer.deliver("a")
+    consumer.deliveries["a"].runs_since = consumer.clock()
+    consumer.wait(30.0)
+    consumer.gate.cut = "before"
+    consumer.wait(10.0)
+    consumer.gate.cut = None
+    consumer.wait(LEASE - 40.0)
+    other = consumer.beside()
+    other.deliver("b")
+    assert other.did() == []
+
+
 def test_a_lease_that_cannot_be_extended_before_the_start_is_taken_to_be_ours(consumer: Consumer) -> None:
     consumer.take("a")
     consumer.clock.advance(LEASE / 2 + 1)

@@ -70,9 +70,9 @@ def test_a_store_that_does_not_answer_claims_nothing(ledger: Ledger, gate: Gate)
     assert results(ledger.claim, [claim_of("m")]) == [None]
 
 
-def test_a_claim_that_cannot_be_extended_is_taken_to_be_ours(ledger: Ledger, gate: Gate) -> None:
+def test_whether_a_claim_that_cannot_be_extended_is_ours_is_not_known(ledger: Ledger, gate: Gate) -> None:
     gate.cut = "before"
-    assert results(ledger.extend, [claim_of("m"), claim_of("n")]) == [True, True]
+    assert results(ledger.extend, [claim_of("m"), claim_of("n")]) == [None, None]
 
 
 def test_every_item_of_a_call_that_fails_is_counted(ledger: Ledger, gate: Gate, events: Events) -> None:
