@@ -96,60 +96,71 @@ def store_of(memcached: Memcached, window: int) -> MemcachedStore:
     return MemcachedStore(memcached.tcp_address, window=window, recall=RECALL, connect_timeout=10, timeout=10)
 
 
-def timed(deed: Callable[[], None], messages: int) -> Speed:
-    wall, cpu = time.perf_counter(), time.process_time()
-    deed()
-    return Speed(messages / (time.perf_counter() - wall), messages / (time.process_time() - cpu))
+class Stopwatch:
+    """Adds up what the parts of a job take."""
+
+    def __init__(self) -> None:
+        self._wall = self._cpu = 0.0
+
+    def __enter__(self) -> None:
+        self._wall -= time.perf_counter()
+        self._cpu -= time.process_time()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._wall += time.perf_counter()
+        self._cpu += time.process_time()
+
+    def speed(self, messages: int) -> Speed:
+        """If it took so long for so many."""
+        return Speed(messages / self._wall, messages / self._cpu)
 
 
-def both(first: Speed, second: Speed) -> Speed:
-    """One after the other."""
-    return Speed(*(1 / (1 / one + 1 / other) for one, other in zip(first, second, strict=True)))
+def round_of(messages: int, looked: Stopwatch, recorded: Stopwatch, again: Stopwatch) -> Round:
+    claimed, confirmed, duplicate = (watch.speed(messages) for watch in (looked, recorded, again))
+    new = Speed(*(1 / (1 / one + 1 / other) for one, other in zip(claimed, confirmed, strict=True)))
+    return Round(new, claimed, duplicate)
 
 
 def batched(store: MemcachedStore, size: int, messages: int) -> Round:
-    """What a batch of this size does.
+    """What a batch of this size does. A batch is done before the next one comes.
 
     Raises:
         SystemExit: the store has not answered as it should.
     """
     new, copies = (list(batches_of(claims_of(digests), size)) for digests in [digests_of(messages)] * 2)
     told: list[Verdict] = []
-
-    def claim(batches: list[Sequence[Claim]]) -> Callable[[], None]:
-        return lambda: told.extend(answer.verdict for batch in batches for answer in store.claim(batch))
-
-    def confirm() -> None:
-        for batch in new:
+    claim, confirm, again = Stopwatch(), Stopwatch(), Stopwatch()
+    for batch in new:
+        with claim:
+            answers = store.claim(batch)
+        with confirm:
             store.confirm(batch)
-
-    claimed = timed(claim(new), messages)
-    confirmed = timed(confirm, messages)
-    duplicate = timed(claim(copies), messages)
+        told += [answer.verdict for answer in answers]
+    for batch in copies:
+        with again:
+            answers = store.claim(batch)
+        told += [answer.verdict for answer in answers]
     if told != [Verdict.NEW] * messages + [Verdict.DONE] * messages:
         raise SystemExit("the store has let a duplicate in, or left a new message out")
-    return Round(both(claimed, confirmed), claimed, duplicate)
+    return round_of(messages, claim, confirm, again)
 
 
 def naive(client: Client, messages: int, *, noreply: bool) -> Round:
     """What people write first."""
     keys = [digest.hex() for digest in digests_of(messages)]
     told: list[bool] = []
-
-    def look() -> None:
-        told.extend(client.get(key) is not None for key in keys)
-
-    def record() -> None:
+    get, put, again = Stopwatch(), Stopwatch(), Stopwatch()
+    with get:
+        told += [client.get(key) is not None for key in keys]
+    with put:
         for key in keys:
             client.set(key, b"1", noreply=noreply)
-
-    claimed = timed(look, messages)
-    recorded = timed(record, messages)
     client.version()  # they have all arrived when it answers
-    duplicate = timed(look, messages)
+    with again:
+        told += [client.get(key) is not None for key in keys]
     if told != [False] * messages + [True] * messages:
         raise SystemExit("memcached has let a duplicate in, or left a new message out")
-    return Round(both(claimed, recorded), claimed, duplicate)
+    return round_of(messages, get, put, again)
 
 
 def fill(store: MemcachedStore, memcached: Memcached) -> None:
