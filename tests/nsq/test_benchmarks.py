@@ -73,6 +73,11 @@ def test_several_consumers_are_measured_beside_one(tmp_path: Path) -> None:
     assert [row[:2] for row in rows] == [["1", "1.00 (1.00 to 1.00)"], ["3", rows[1][1]]]
 
 
+def test_outages_of_memcached_are_measured(tmp_path: Path) -> None:
+    rows = quick("outage", tmp_path)
+    assert [row[:2] for row in rows] == [["none", "process"], ["none", "requeue"], ["killed", "process"]]
+
+
 def test_transports_are_measured(tmp_path: Path) -> None:
     rows = quick("transports", tmp_path)
     assert [row[0] for row in rows] == ["plain TCP", "plain TCP", "snappy", "snappy", "TLS", "TLS", "TLS with snappy"]
