@@ -69,7 +69,12 @@ class Offload:
             self._gathered[verb] = gathered[count:]
         merged = [item for items, _ in jobs for item in items]
         self._jobs = jobs
-        self._call_under_way = future = self._thread.submit(attempt, verb, merged)
+        try:
+            future = self._thread.submit(attempt, verb, merged)
+        except RuntimeError:  # no more threads can be had, or the interpreter is about to end
+            future = Future()
+            future.set_result(attempt(verb, merged))
+        self._call_under_way = future
         if loop is not None:
             future.add_done_callback(lambda future: _on_loop(loop, self._done, future))
 

@@ -191,6 +191,31 @@ def test_when_the_event_loop_has_stopped_all_is_waited_for_and_nothing_is_told_t
         assert caller.given == told
 
 
+def test_without_a_thread_it_calls_all_the_same() -> None:
+    """No more threads can be had; or the interpreter is about to end, and closes a reader."""
+
+    given: list[Results] = []
+
+    async def scene() -> Caller:
+        caller = Caller()
+        caller.offload._thread.shutdown()
+        caller.store.gate.set()
+        submit(caller, 1)
+        submit(caller, 2)
+        async with asyncio.timeout(30):
+            while caller.afters < 2:
+                await caller.changed.wait()
+                caller.changed.clear()
+        return caller
+
+    def submit(caller: Caller, item: int) -> None:
+        caller.offload.submit(caller.store.confirm, [item], lambda results, error: given.append((list(results), error)))
+
+    with asyncio.Runner() as runner:
+        submit(runner.run(scene()), 3)
+    assert given == [([10], None), ([20], None), ([30], None)]
+
+
 def test_its_thread_ends_with_it() -> None:
     caller = asyncio.run(_gathered())
     (thread,) = [thread for thread in threading.enumerate() if thread.ident in caller.store.threads]
