@@ -27,6 +27,7 @@ class AdoptedMessage(Message):
     handler: Callable[[Any], Any]
     """What shall handle it."""
 
+    owner: bytes = b""  # pynsq's connection knows no prefix
     answered: asyncio.Future[bool] | None = None
     """Told whether it was handled, if somebody waits for that."""
 

@@ -30,7 +30,11 @@ MAX_FRAME = 100 << 20
 """Bytes of the largest frame taken: what IOStream can buffer. A larger size is no frame of nsqd's."""
 
 _HEAD = struct.Struct(">iiqH16s")  # size, frame type, timestamp, attempts (unsigned: pynsq errs here), id
+HEAD_BYTES = _HEAD.size
 _OK = b"\0\0\0\0OK"
+
+Head = tuple[int, int, int, int, bytes]
+"""Of a message: its frame's size and type, its timestamp, attempts and id."""
 
 SUBSCRIBED = "subscribed"
 """The event that nsqd has agreed to the subscription."""
@@ -38,7 +42,7 @@ SUBSCRIBED = "subscribed"
 _SIZE = 4  # the size field does not count itself
 _TYPE = 4
 _MESSAGE = 2
-_SHORTEST = _HEAD.size - _SIZE  # of a message: its body is empty
+_SHORTEST = HEAD_BYTES - _SIZE  # of a message: its body is empty
 
 _USED = {
     nsq.AsyncConn: (
@@ -75,10 +79,8 @@ class Connection(Transport):
 
         port: its TCP port.
 
-        make_message: called with this connection and each message's id, body, timestamp and attempts.
-
-        receive: called with this connection, each batch of what that made, in order of arrival, and the
-            bytes read. Once it returns False no more is read until `read_on`.
+        receive: called with this connection, the heads and the bodies of each batch of messages, in order of arrival,
+            and the bytes read. Once it returns False no more is read until `read_on`.
 
         responder: whom messages answer to.
 
@@ -93,8 +95,7 @@ class Connection(Transport):
         host: str,
         port: int,
         *,
-        make_message: Callable[[Connection, bytes, bytes, int, int], Any],
-        receive: Callable[[Connection, list[Any], int], bool],
+        receive: Callable[[Connection, list[Head], list[bytes], int], bool],
         responder: Any = None,  # noqa: ANN401 - typed where it is used, a floor above
         **kwargs: Any,  # noqa: ANN401 - pynsq's options, checked before
     ) -> None:
@@ -107,7 +108,6 @@ class Connection(Transport):
         self.subscribed = False
         """nsqd has agreed to the subscription."""
         self._goodbye: asyncio.Future[None] | None = None
-        self._make_message = make_message
         self._receive = receive
         self._batching = False
         self._parts: list[bytes] = []
@@ -174,9 +174,10 @@ class Connection(Transport):
                 return True
             data = b"".join(self._parts)
             self._parts.clear()
-        messages: list[Any] = []
+        heads: list[Head] = []
+        bodies: list[bytes] = []
         try:
-            end = self._parse(data, messages)
+            end = self._parse(data, heads, bodies)
         except ValueError as error:
             self.fail(nsq.protocol.IntegrityError(str(error)))
             return False
@@ -184,35 +185,37 @@ class Connection(Transport):
             self._parts.append(data[end:])
         if self.closed():
             return False
-        return not messages or self._hand_over(messages, len(data))
+        return not heads or self._hand_over(heads, bodies, len(data))
 
-    def _hand_over(self, messages: list[Any], size: int) -> bool:
+    def _hand_over(self, heads: list[Head], bodies: list[bytes], size: int) -> bool:
         self.last_msg_timestamp = self.last_recv_timestamp
         try:
-            return self._receive(self, messages, size)
+            return self._receive(self, heads, bodies, size)
         except Exception:
             # A hook of the application broke, as far as we know: that must not make this connection deaf.
-            logger.exception("[%s] failed to take %d messages", self.id, len(messages))
+            logger.exception("[%s] failed to take %d messages", self.id, len(heads))
             return True
 
-    def _parse(self, data: bytes, messages: list[Any]) -> int:
+    def _parse(self, data: bytes, heads: list[Head], bodies: list[bytes]) -> int:
         """Split all whole frames off; returns how many bytes they took, and sets how many the next one lacks.
 
-        Messages are appended to the list, other frames are handled by pynsq at once.
+        Messages are appended to the lists, other frames are handled by pynsq at once.
 
         Raises:
             ValueError: a frame's size is out of range.
         """
         start, end = 0, len(data)
-        last = end - _HEAD.size
-        head, make_message, note = _HEAD.unpack_from, self._make_message, messages.append
+        last = end - HEAD_BYTES
+        unpack, note_head, note_body = _HEAD.unpack_from, heads.append, bodies.append
         while True:
             while start <= last:
-                size, kind, timestamp, attempts, message_id = head(data, start)
+                head = unpack(data, start)
+                size = head[0]
                 after = start + _SIZE + size
-                if kind != _MESSAGE or after > end or not _SHORTEST <= size <= MAX_FRAME:
+                if head[1] != _MESSAGE or after > end or not _SHORTEST <= size <= MAX_FRAME:
                     break
-                note(make_message(self, message_id, data[start + _HEAD.size : after], timestamp, attempts))
+                note_head(head)
+                note_body(data[start + HEAD_BYTES : after])
                 start = after
             # No message, or not a whole one, or nothing at all.
             if end - start < _SIZE:

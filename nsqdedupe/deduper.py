@@ -45,7 +45,9 @@ JUST_NOW = 1.0
 
 # The loops that every message passes look these up once per name, not once per name and member.
 _NEW, _DONE = Verdict.NEW, Verdict.DONE
-_ARRIVED, _READY, _RUNNING = State.ARRIVED, State.READY, State.RUNNING
+_ARRIVED, _ASKED, _READY, _RUNNING = State.ARRIVED, State.ASKED, State.READY, State.RUNNING
+_WAITING, _ANSWERED = State.WAITING, State.ANSWERED
+_TRIES, _TRACE, _DOOMED = Care.TRIES, Care.TRACE, Care.DOOMED
 _HANDLED = Outcome.HANDLED
 
 
@@ -124,15 +126,38 @@ class Deduper:
 
     # -- arrival ---------------------------------------------------------------------------------
 
-    def take(self, deliveries: Sequence[Delivery]) -> None:
+    def sift(self, source: Source, fingerprints: Sequence[bytes]) -> Sequence[bool] | None:
+        """Which of the messages that have just come are duplicates of what is done, if that can be told at once.
+
+        They are counted, and the caller finishes them. The others it gives to `take` next, as ``sifted``, and does
+        nothing else in between.
+
+        Args:
+            source: where they come from.
+
+            fingerprints: of one message or more.
+
+        Returns:
+            In order, True for each duplicate; None if nothing can be told.
+        """
+        seen = self._shortcut.sift(fingerprints) if self._shortcut is not None else None
+        if seen is not None:
+            duplicates = sum(seen)
+            source.tally.received += duplicates
+            source.tally.duplicates += duplicates
+        return seen
+
+    def take(self, deliveries: Sequence[Delivery], *, sifted: bool = False) -> None:
         """Claim a batch in one call. What is NEW gets ready for `work`; the rest stands by or is finished.
 
         Args:
             deliveries: one or more, all of one source and read at one time.
+
+            sifted: they are what `sift` has left.
         """
         deliveries[0].source.tally.received += len(deliveries)
         if self._shortcut is not None:
-            self._shortcut.take(deliveries)
+            self._shortcut.take(deliveries, sifted=sifted)
             return
         if self._observer is not None:
             self._observer.arrived(deliveries)
@@ -150,13 +175,13 @@ class Deduper:
             elif fingerprint is None or ledger is None:
                 # Where nothing counts the message's tries, nsqd's count of the copy's attempts has to do.
                 delivery.tries = delivery.attempts - 1
-                delivery.care = Care.TRIES
+                delivery.care = _TRIES
                 self._get_ready_unprotected(delivery)
             elif behind and ledger.knows(fingerprint):
                 self._outcomes.duplicates([delivery])
             else:
                 owners[fingerprint] = delivery
-                delivery.state = State.ASKED
+                delivery.state = _ASKED
                 asked.append(delivery)
         if asked:
             # Only what certainly came after the last failure here, or came just now, can be a redelivery after one.
@@ -188,7 +213,7 @@ class Deduper:
                 continue
             verdict = answer[0]
             if verdict is _NEW:
-                if delivery.state is State.WAITING:
+                if delivery.state is _WAITING:
                     self._registry.waiting.remove(delivery)
                     self._events.takeovers += 1
                 if answer[1] or max_crashes:
@@ -210,9 +235,9 @@ class Deduper:
     def _take_care(self, delivery: Delivery, answer: Answer) -> None:
         if answer.tries:
             delivery.tries = answer.tries
-            delivery.care = Care.TRIES
+            delivery.care = _TRIES
         if self._max_crashes and (answer.starts or delivery.attempts > 1):
-            delivery.care = Care.DOOMED if answer.starts >= self._max_crashes else Care.TRACE
+            delivery.care = _DOOMED if answer.starts >= self._max_crashes else _TRACE
 
     def _not_now(self, delivery: Delivery, answer: Answer, now: float) -> None:
         """Another copy is being handled, or a failed one is held."""
@@ -228,7 +253,7 @@ class Deduper:
         here: list[Delivery] = []
         theirs: list[Answer | None] = []
         for delivery, answer in zip(asked, answers, strict=True):
-            gone = delivery.state is State.ANSWERED
+            gone = delivery.state is _ANSWERED
             if not gone and delivery.source.open:
                 here.append(delivery)
                 theirs.append(answer)
@@ -244,13 +269,13 @@ class Deduper:
         if self._observer is None:
             self._events.unprotected += 1
         delivery.protected = False
-        delivery.state = State.READY
+        delivery.state = _READY
         self._ready.append(delivery)
 
     def _out_of_reach(self, asked: Sequence[Delivery]) -> None:
         """The store did not answer: handle the messages all the same, or send them back."""
         for delivery in asked:
-            if delivery.state is State.WAITING:
+            if delivery.state is _WAITING:
                 # Somebody was handling it when the store was last heard.
                 self._registry.waiting.later(delivery)
             elif self._on_store_error == "process":
@@ -263,7 +288,7 @@ class Deduper:
 
     def _stand_by(self, owner: Delivery, delivery: Delivery) -> None:
         """Another copy of this message is here already: share its outcome."""
-        if owner.state is State.WAITING and self._room() <= 0:
+        if owner.state is _WAITING and self._room() <= 0:
             self._outcomes.defer(delivery, AFTER_OTHERS + jitter())
             return
         self._events.standbys += 1
@@ -280,7 +305,7 @@ class Deduper:
 
     def _wait(self, delivery: Delivery, lease_left: float, now: float) -> None:
         """The owner is elsewhere: ask again, ever more slowly."""
-        if delivery.state is not State.WAITING:
+        if delivery.state is not _WAITING:
             if self._room() <= 0:
                 self._outcomes.defer_group(delivery, AFTER_OTHERS + jitter())
                 return
@@ -355,11 +380,11 @@ class Deduper:
         if delivery.protected and now - delivery.claimed_at > source.lease / 2:
             self._renew(delivery, now)
             return
-        if delivery.care is Care.TRACE and self._traces is not None:
+        if delivery.care is _TRACE and self._traces is not None:
             self._traces.leave(delivery)
             return
-        delivery.state = State.RUNNING
-        if 0 < self.max_tries <= delivery.tries or delivery.care is Care.DOOMED:
+        delivery.state = _RUNNING
+        if 0 < self.max_tries <= delivery.tries or delivery.care is _DOOMED:
             self._port.give_up(delivery)
         elif self._port.run(delivery):
             self.answer(delivery, _HANDLED)
@@ -372,10 +397,10 @@ class Deduper:
         old = [
             other
             for other in (delivery, *self._ready)
-            if other.state is State.READY and other.protected and now - other.claimed_at > other.source.lease / 2
+            if other.state is _READY and other.protected and now - other.claimed_at > other.source.lease / 2
         ]
         for other in old:
-            other.state = State.ASKED
+            other.state = _ASKED
 
         def extended(lost: Sequence[Delivery]) -> None:
             for other in lost:
@@ -383,7 +408,7 @@ class Deduper:
             kept = [other for other in old if other not in lost]
             for other in kept:
                 if other.source.open:
-                    other.state = State.READY
+                    other.state = _READY
                 else:
                     self._outcomes.let_go(other)
             # To where they were: what comes of their old places in the queue is that each is met twice.
@@ -402,13 +427,13 @@ class Deduper:
         elif not delivery.source.open:
             self._outcomes.let_go(delivery)
         else:
-            delivery.state = State.READY
+            delivery.state = _READY
             self._ready.appendleft(delivery)
             self.work(-math.inf)  # this one, and no other
 
     def touch(self, delivery: Delivery) -> None:
         """The handler asks for more time: its lease starts anew, as nsqd's timeout does."""
-        if delivery.state is not State.RUNNING:
+        if delivery.state is not _RUNNING:
             return
         delivery.since = self._clock()
         if delivery.claim is not None:
@@ -441,6 +466,9 @@ class Deduper:
 
         Returns True if there was anything.
         """
+        if self._shortcut is not None:
+            # In the order of the answers: a backoff begins and ends with them.
+            self._shortcut.answer_succeeded()
         if not self._answered:
             return False
         answered, self._answered = self._answered, []

@@ -21,9 +21,9 @@ import importlib
 import inspect
 import json
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from typing import Final, Protocol, TypeVar, final
+from typing import Any, Final, Protocol, TypeVar, final
 
 from mmh3 import mmh3_x64_128_digest
 
@@ -206,6 +206,25 @@ def fingerprinter(
         of_body = key.of_body
         return lambda message: digest(of_body(message.body))
     return lambda message: digest(_ask(key, message))
+
+
+def bodies_fingerprinter(
+    topic: str, channel: str, key: Callable[[Any], bytes | str] | None, secret: bytes | None = None
+) -> Callable[[Sequence[bytes]], list[bytes]] | None:
+    """The same for the bodies of many messages in one go, in order; None if the key is not in the body alone.
+
+    It raises `KeyExtractionError` if any of them has no usable key.
+    """
+    if not isinstance(key, BodyKey | JsonField):
+        return None
+    digest = key_hasher(topic, channel, kind_of(key), secret)
+    if isinstance(key, JsonField):
+        of_body = key.of_body
+        return lambda bodies: [digest(of_body(body)) for body in bodies]
+    if secret is not None:
+        return lambda bodies: [digest(body) for body in bodies]
+    prefix = _prefix(topic, channel, key.kind)
+    return lambda bodies: [mmh3_x64_128_digest(prefix + body) for body in bodies]
 
 
 def _ask(function: Callable[[M], object], message: M) -> bytes:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Coroutine
+from types import CoroutineType
 from typing import Any, Protocol, cast
 
 import nsq
@@ -115,7 +117,9 @@ class Handling:
     def _on_result(self, message: Message, result: Any) -> None:  # noqa: ANN401 - handlers return what they like
         if result not in (True, False, None):
             try:
-                future = tornado.gen.convert_yielded(result)
+                # What nearly all of them return is known without asking tornado, which takes as long as a task does.
+                own = type(result) is CoroutineType
+                future = _begin(result) if own else tornado.gen.convert_yielded(result)
             except tornado.gen.BadYieldError:
                 self._complain(message, f"returned a {type(result).__name__}; return True, False or an awaitable")
                 return
@@ -207,3 +211,11 @@ class Handling:
         message.backoff = backoff
         # Who requeues while giving up wants it again, and has not run the handler: that costs no try.
         self._answer(message, Outcome.CANCELLED if self._giving_up is message else Outcome.FAILED, delay)
+
+
+def _begin(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
+    """Run a coroutine as a task. Where Python can, its first step is run now: most handlers await little."""
+    loop = asyncio.get_running_loop()
+    if sys.version_info >= (3, 12) and loop.get_task_factory() is None:
+        return asyncio.Task(coroutine, loop=loop, eager_start=True)
+    return loop.create_task(coroutine)

@@ -177,8 +177,6 @@ class Outcomes:
 
     def succeeded(self, deliveries: Sequence[Delivery]) -> None:
         """Answer nsqd for runs whose success is recorded, and which never had a claim."""
-        if not deliveries:
-            return
         gone = []
         for delivery in deliveries:
             delivery.outcome = _HANDLED

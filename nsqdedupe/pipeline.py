@@ -153,7 +153,7 @@ class Pipeline:
 
     def _connect(self) -> None:
         # Neither is called: nsqd sends messages to subscribers only.
-        conn = _Connection(*self.endpoint, make_message=lambda *_: None, receive=lambda *_: True, **self._options)
+        conn = _Connection(*self.endpoint, receive=lambda *_: True, **self._options)
         conn.on(nsq.event.IDENTIFY_RESPONSE, self._on_identified)
         conn.on(nsq.event.READY, self._on_ready)
         conn.on(nsq.event.RESPONSE, self._on_response)

@@ -22,9 +22,8 @@ from nsqdedupe.connection import SUBSCRIBED, Connection, check_pynsq
 from nsqdedupe.deduper import Deduper
 from nsqdedupe.dialer import Dialer
 from nsqdedupe.errors import ConfigError, FatalError
-from nsqdedupe.fingerprint import fingerprinter, hashing_of
+from nsqdedupe.fingerprint import bodies_fingerprinter, fingerprinter, hashing_of
 from nsqdedupe.lookupd import Lookupds
-from nsqdedupe.message import Message
 from nsqdedupe.metrics import Events, Stats
 from nsqdedupe.neighbours import Neighbours
 from nsqdedupe.offload import Offload
@@ -176,9 +175,10 @@ class DedupeReader(nsq.Reader, Client):
                 f"max_crashes={max_crashes}: a store in this process forgets with it what crashed; "
                 "leave it out, or use a shared store"
             )
-        fingerprint = None
+        fingerprint = fingerprints = None
         if store is not False:
             fingerprint = fingerprinter(topic, channel, key, secret)
+            fingerprints = bodies_fingerprinter(topic, channel, key, secret)
             store.bind(hashing_of(secret))
         # Subclasses have attributes of all names: what this one goes by has two underscores.
         self.store = self.__store = store
@@ -200,7 +200,7 @@ class DedupeReader(nsq.Reader, Client):
             )
 
         super().__init__(**options)
-        self.__runner = Runner(self, fingerprint, make_deduper)
+        self.__runner = Runner(self, fingerprint, fingerprints, make_deduper)
         lookupds = self.lookupd_http_addresses and Lookupds(
             self.lookupd_http_addresses,
             connect_timeout=lookupd_connect_timeout,
@@ -245,7 +245,6 @@ class DedupeReader(nsq.Reader, Client):
         conn = Connection(
             host,
             port,
-            make_message=Message,
             receive=self.__runner.receive,
             responder=self.__runner.handling,
             **self.conn_kwargs,

@@ -7,8 +7,9 @@ whatever a handler returns, and writes the answers with one flush per connection
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, cast
 
 import nsq
@@ -16,12 +17,12 @@ import nsq.event
 
 from nsqdedupe.answering import Answering, let_another_test
 from nsqdedupe.clock import monotonic
-from nsqdedupe.connection import Connection
+from nsqdedupe.connection import Connection, Head
 from nsqdedupe.deduper import Deduper
 from nsqdedupe.delivery import Delivery, Source
 from nsqdedupe.errors import KeyExtractionError
 from nsqdedupe.handling import Handling, Hooks
-from nsqdedupe.message import Message
+from nsqdedupe.message import Message, messages_of
 from nsqdedupe.metrics import Events, Stats, Tally, snapshot
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,8 @@ class Runner(Answering):
 
         fingerprint: makes a message's fingerprint; None: nothing is de-duplicated.
 
+        fingerprints: makes those of many bodies in one go; None: the key is not in the body alone.
+
         make_deduper: makes the state machine; gets this runner as its port, and the counters.
     """
 
@@ -65,11 +68,13 @@ class Runner(Answering):
         self,
         reader: ReaderLike,
         fingerprint: Callable[[Message], bytes] | None,
+        fingerprints: Callable[[Sequence[bytes]], list[bytes]] | None,
         make_deduper: Callable[[Runner, Events], Deduper],
     ) -> None:
         super().__init__(reader.name)
         self._reader = reader
         self._fingerprint = fingerprint
+        self._fingerprints = fingerprints
         self._events = Events()
         self._tallies: dict[str, Tally] = {}
         self._deduper = make_deduper(self, self._events)
@@ -147,25 +152,31 @@ class Runner(Answering):
 
     # -- messages in -----------------------------------------------------------------------------
 
-    def receive(self, conn: Connection, messages: list[Message], size: int) -> bool:
+    def receive(self, conn: Connection, heads: list[Head], bodies: list[bytes], size: int) -> bool:
         """Take a batch; False: read no more from this connection until `Connection.read_on`."""
         if conn.said_goodbye:
-            self._send_back(conn, messages)
+            self._send_back(conn, heads)
             return True
-        source, since, prefix = conn.source, conn.seen_empty, conn.owner_prefix
-        fingerprint = self._fingerprint
-        for message in messages:
-            message.source = source
-            message.since = since
-            if fingerprint is not None:
-                message.owner = prefix + message.id
-                try:
-                    message.fingerprint = fingerprint(message)
-                except KeyExtractionError as error:
-                    self._events.key_errors += 1
-                    logger.debug("[%s] message %r is handled unprotected: %s", conn.id, message.id, error)
         self._reader._maybe_update_rdy(conn)  # noqa: SLF001 - pynsq's, checked at start
-        self._deduper.take(messages)
+        fingerprints: Iterable[bytes | None] | None = None
+        seen = None
+        if self._fingerprints is not None:
+            try:
+                found = self._fingerprints(bodies)
+            except KeyExtractionError:
+                pass  # which of them have none shows one by one
+            else:
+                fingerprints = found
+                seen = self._deduper.sift(conn.source, found)
+                if seen is not None and True in seen:
+                    # A copy of what is done never becomes a message.
+                    conn.fins += [head[4] for head in itertools.compress(heads, seen)]
+                    new = [not done for done in seen]
+                    heads, bodies = list(itertools.compress(heads, new)), list(itertools.compress(bodies, new))
+                    fingerprints = itertools.compress(found, new)
+        messages = self._messages(conn, heads, bodies, fingerprints)
+        if messages:
+            self._deduper.take(messages, sifted=seen is not None)
         reader = self._reader
         testing = reader.backoff_timer.interval and not reader.backoff_block
         self._backlog += size
@@ -177,12 +188,26 @@ class Runner(Answering):
             return False
         return True
 
-    def _send_back(self, conn: Connection, messages: list[Message]) -> None:
+    def _messages(
+        self, conn: Connection, heads: list[Head], bodies: list[bytes], fingerprints: Iterable[bytes | None] | None
+    ) -> list[Message]:
+        """Messages as handlers get them."""
+        messages = messages_of(conn, heads, bodies, itertools.repeat(None) if fingerprints is None else fingerprints)
+        if fingerprints is None and self._fingerprint is not None:
+            for message in messages:
+                try:
+                    message.fingerprint = self._fingerprint(message)
+                except KeyExtractionError as error:
+                    self._events.key_errors += 1
+                    logger.debug("[%s] message %r is handled unprotected: %s", conn.id, message.id, error)
+        return messages
+
+    def _send_back(self, conn: Connection, heads: list[Head]) -> None:
         """Nsqd may send one more message after it agreed to send none: it goes to somebody else at once."""
-        for message in messages:
+        for head in heads:
             conn.source.tally.received += 1
             conn.source.tally.deferred += 1
-            conn.send(nsq.protocol.requeue(message.id, 0))
+            conn.send(nsq.protocol.requeue(head[4], 0))
 
     def looked_up(self, deliveries: Sequence[Delivery], /) -> None:
         """What was to end a backoff may have been a copy; see `let_another_test`."""

@@ -79,31 +79,50 @@ class Shortcut:
         self._start = start
         self._settle = settle
         self._answer = answer
+        self._succeeded: list[Delivery] = []
+        """Recorded, and not answered yet."""
         self._recorded: set[bytes] = set()
         """What was recorded here since the others in the queue were looked up."""
         self._changes = direct.changes()
         self._stale = 0
         """How many at the head of the queue must be looked up again."""
 
-    def take(self, deliveries: Sequence[Delivery]) -> None:
-        """Finish copies of what is done. All else is ready, and what it is shows when it is its turn."""
+    def sift(self, fingerprints: Sequence[bytes]) -> Sequence[bool] | None:
+        """Which of these messages are done; None if that cannot be told now."""
         self._settle()
         self._notice_changes()
-        fingerprints = [d.fingerprint for d in deliveries if d.fingerprint is not None]
-        if len(fingerprints) < len(deliveries):
-            self._ready.extend(deliveries)
-            self.look_again()
-            return
         try:
-            seen = self._direct.seen(fingerprints)
+            return self._direct.seen(fingerprints)
         except Exception:  # noqa: BLE001 - whatever it is, the long way meets it too, and tells of it
-            self._ask_for(deliveries)
-            return
-        done = list(itertools.compress(deliveries, seen))
-        if done:
-            self._outcomes.duplicates(done)
-            deliveries = [delivery for delivery in deliveries if delivery.state is _ARRIVED]
+            return None
+
+    def take(self, deliveries: Sequence[Delivery], *, sifted: bool) -> None:
+        """All is ready, but for copies of what is done; what it is shows when it is its turn.
+
+        Args:
+            deliveries: one or more, all of one source and read at one time.
+
+            sifted: none of them was done a moment ago.
+        """
+        if not sifted:
+            fingerprints = [d.fingerprint for d in deliveries if d.fingerprint is not None]
+            seen = self.sift(fingerprints) if len(fingerprints) == len(deliveries) else None
+            if seen is None:
+                self._ready.extend(deliveries)
+                self.look_again()
+                return
+            done = list(itertools.compress(deliveries, seen))
+            if done:
+                self._outcomes.duplicates(done)
+                deliveries = [delivery for delivery in deliveries if delivery.state is _ARRIVED]
         self._ready.extend(deliveries)
+
+    def answer_succeeded(self) -> None:
+        """Answer nsqd for what is recorded."""
+        if self._succeeded:
+            succeeded = self._succeeded.copy()
+            self._succeeded.clear()
+            self._outcomes.succeeded(succeeded)
 
     def look_again(self) -> None:
         """Nothing that waits for its turn is known not to be done."""
@@ -115,7 +134,7 @@ class Shortcut:
         self._notice_changes()
         ready, clock, run, record = self._ready, self._clock, self._port.run, self._direct.record
         recorded, owners, known = self._recorded, self._registry.owners, self._direct.known
-        succeeded: list[Delivery] = []
+        succeeded = self._succeeded
         now = clock()
         try:
             while ready:
@@ -147,16 +166,13 @@ class Shortcut:
                             break
                     else:
                         self._own(delivery, fingerprint)
-                # In the order of the answers: a backoff begins and ends with them.
-                self._outcomes.succeeded(succeeded)
-                succeeded = []
                 if self._settle():
                     self.look_again()
                 now = clock()
                 if now >= until:
                     break
         finally:
-            self._outcomes.succeeded(succeeded)
+            self.answer_succeeded()
             self._changes = self._direct.changes()
             if not ready or len(recorded) > RECORDED_AT_MOST:
                 recorded.clear()

@@ -437,7 +437,7 @@ OF_SLOW_STORES = (
     Mutation("slow store: a claim that came too late is kept", (Edit(DEDUPER, _LATE, "pass"),)),
     Mutation(
         "slow store: what went away meanwhile goes on",
-        (Edit(DEDUPER, "            gone = delivery.state is State.ANSWERED\n", "            gone = False\n"),),
+        (Edit(DEDUPER, "            gone = delivery.state is _ANSWERED\n", "            gone = False\n"),),
     ),
     Mutation(
         "slow store: a lost connection's messages are run",

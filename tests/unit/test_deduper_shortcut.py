@@ -244,3 +244,37 @@ def test_claims_that_nobody_came_back_for_are_swept_up() -> None:
     consumer.clock.advance(20_000.0)
     consumer.deliver("2/a")
     assert consumer.store.kept() == 1
+
+
+# -- before there are messages -------------------------------------------------------------------
+
+
+def test_copies_of_what_is_done_are_told_before_they_are_messages(consumer: Short) -> None:
+    consumer.deliver("1/a")
+    source = consumer.source("b")
+    assert consumer.deduper.sift(source, [fingerprint_of("1"), fingerprint_of("2")]) == [True, False]
+    consumer.deduper.take(consumer.copies("2/b"), sifted=True)
+    consumer.work()
+    assert consumer.did()[2:] == [("run", "2/b"), ("FIN", "2/b")]
+    assert consumer.counts() == {"received": 3, "handled": 2, "duplicates": 1}
+
+
+def test_nothing_can_be_told_of_a_store_that_does_not_answer_or_has_no_shortcut(consumer: Short) -> None:
+    plain = Consumer()
+    assert plain.deduper.sift(plain.source("a"), [fingerprint_of("1")]) is None
+    consumer.store.close()
+    assert consumer.deduper.sift(consumer.source("a"), [fingerprint_of("1")]) is None
+    assert consumer.counts() == {}
+
+
+def test_what_was_handled_is_answered_when_its_reader_is_closed_by_a_later_handler(consumer: Short) -> None:
+    def run(delivery: Delivery) -> bool:
+        assert isinstance(delivery, Copy)
+        if delivery.name == "3/a":
+            consumer.deduper.settle()  # what a reader does first when it is closed
+            assert consumer.did()[-2:] == [("FIN", "1/a"), ("FIN", "2/a")]
+        return True
+
+    consumer.on_run = run
+    consumer.deliver("1/a", "2/a", "3/a")
+    assert consumer.did() == [("FIN", "3/a")]

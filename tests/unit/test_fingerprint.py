@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from hashlib import blake2b
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,16 @@ from mmh3 import mmh3_x64_128_digest
 
 from nsqdedupe import sizing
 from nsqdedupe.errors import ConfigError, KeyExtractionError
-from nsqdedupe.fingerprint import BODY, Message, fingerprinter, hashing_of, json_field, key_hasher, kind_of
+from nsqdedupe.fingerprint import (
+    BODY,
+    Message,
+    bodies_fingerprinter,
+    fingerprinter,
+    hashing_of,
+    json_field,
+    key_hasher,
+    kind_of,
+)
 from nsqdedupe.tables.opposite_bloom import OppositeBloomFilter
 
 SECRET = b"k" * 32
@@ -233,3 +243,24 @@ def test_bodies_that_look_alike_are_remembered_as_well_as_random_ones(
     ages = range(0, 2 * window, step)
     expected = sum(sizing.recall_of(table.slots, table.ways, age) for age in ages) / len(ages)
     assert sum(table.contains_many(fingerprints)) / len(fingerprints) == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize("secret", [None, b"hush"])
+@pytest.mark.parametrize("key", [BODY, json_field("id")])
+def test_bodies_in_one_go_have_the_fingerprints_of_their_messages(key: Any, secret: bytes | None) -> None:
+    bodies = [b'{"id": "%d"}' % number for number in range(3)]
+    one = fingerprinter("events", "billing", key, secret)
+    many = bodies_fingerprinter("events", "billing", key, secret)
+    assert many is not None
+    assert many(bodies) == [one(SimpleNamespace(body=body)) for body in bodies]
+
+
+def test_one_body_without_a_key_keeps_the_others_from_going_in_one_go() -> None:
+    many = bodies_fingerprinter("events", "billing", json_field("id"))
+    assert many is not None
+    with pytest.raises(KeyExtractionError):
+        many([b'{"id": "1"}', b"no json"])
+
+
+def test_a_key_function_is_asked_message_by_message() -> None:
+    assert bodies_fingerprinter("events", "billing", lambda message: message.body) is None
