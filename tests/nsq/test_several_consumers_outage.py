@@ -179,5 +179,34 @@ def test_nothing_is_lost_when_the_shared_store_is_away_under_load(
     assert threading.get_ident() not in threads, "the event loop waited for the store"
 
 
+def test_what_is_claimed_for_a_connection_that_is_gone_is_free_for_the_other_copies_at_once(
+    nsqd_pair: Pair, topic: str, channel: str, server: Memcached, store: MemcachedStore
+) -> None:
+    """Not only when the leases end, a minute later."""
+    for nsqd in nsqd_pair:
+        nsqd.create_channel(topic, channel)
+    dies, lives = nsqd_pair
+    messages = bodies(BATCH // 4)
+    seen = Seen()
+
+    async def main() -> None:
+        async with consuming(topic, channel, seen.handle, nsqd_pair, store=store) as reader:
+            await eventually_async(lambda: len(reader.conns) == 2, PATIENCE)
+            goes_on = hangs(server)
+            publish([dies], topic, messages)
+            await eventually_async(lambda: reader.stats.received == len(messages), PATIENCE)
+            dies.kill()
+            await eventually_async(lambda: len(reader.conns) == 1, PATIENCE)
+            goes_on()
+            publish([lives], topic, messages)
+            await eventually_async(lambda: len(seen.handled) == len(messages), PATIENCE)
+            await nothing_left([lives], topic, channel)
+            at_rest(reader)
+            assert reader.stats.unanswered == len(messages)
+
+    on_loop(main())
+    seen.once_each(messages)
+
+
 def said(caplog: pytest.LogCaptureFixture) -> Sequence[tuple[int, str]]:
     return [(r.levelno, r.getMessage()) for r in caplog.records if r.name == "nsqdedupe.ledger"]
