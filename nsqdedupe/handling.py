@@ -125,7 +125,10 @@ class Handling:
                 return
             message.enable_async()
             message.runs_since = monotonic()
-            future.add_done_callback(functools.partial(self._on_done, message))
+            if future.done():
+                self._on_done(message, future)
+            else:
+                future.add_done_callback(functools.partial(self._on_done, message))
         elif message._async_enabled or message.has_responded():  # noqa: SLF001 - our own message
             return
         elif result is None:

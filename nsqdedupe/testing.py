@@ -453,6 +453,33 @@ class OutcomeLaws(Bench):
         self.pass_time(self.early + self.expiry_step)
         assert self.verdict_for_others(message) is Verdict.NEW
 
+    def test_starting_a_run_lets_the_lease_start_anew(self) -> None:
+        """And says whose the message is."""
+        message = self.message()
+        claim = self.own(message)
+        self.pass_time(self.lease / 2)
+        assert list(self.store.start([claim, self.sibling(message)])) == [True, False]
+        self.pass_time(self.lease - self.early)
+        assert self.verdict_for_others(message) is Verdict.IN_PROGRESS
+
+    def test_a_run_that_ended_leaves_no_trace(self) -> None:
+        """Only one that was never heard of again does, if the store outlives the process."""
+        message = self.message()
+        claim = self.own(message)
+        assert list(self.store.start([claim])) == [True]
+        self.fail(claim)
+        assert self.ask(self.sibling(message), self.peer) == Answer(Verdict.NEW, tries=1, starts=0)
+
+    def test_a_run_that_is_never_heard_of_again_is_told_of_once_if_at_all(self) -> None:
+        """A store that outlives the process may tell whoever takes the message over; another one has nothing to tell."""
+        message = self.message()
+        claim = self.own(message)
+        self.store.start([claim])
+        self.pass_time(self.lease + self.expiry_step)
+        answer = self.ask(self.sibling(message), self.peer)
+        assert answer.verdict is Verdict.NEW
+        assert 0 <= answer.starts <= self.store.traits.shared
+
     def test_a_stale_owner_cannot_extend(self) -> None:
         """The successor's lease ends when it would have ended."""
         message = self.message()
