@@ -471,7 +471,7 @@ class OutcomeLaws(Bench):
         assert self.ask(self.sibling(message), self.peer) == Answer(Verdict.NEW, tries=1, starts=0)
 
     def test_a_run_that_is_never_heard_of_again_is_told_of_once_if_at_all(self) -> None:
-        """A store that outlives the process may tell whoever takes the message over; another one has nothing to tell."""
+        """A store that outlives the process may tell whoever takes the message over; another has nothing to tell."""
         message = self.message()
         claim = self.own(message)
         self.store.start([claim])
