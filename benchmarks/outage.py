@@ -187,7 +187,7 @@ def report(results: Mapping[tuple[str, str], list[Figures]], words: str, header:
 def main() -> None:
     parser = options(__doc__)
     parser.set_defaults(rounds=3)
-    parser.add_argument("--messages", type=int, default=200_000)
+    parser.add_argument("--messages", type=int, default=500_000)
     parser.add_argument("--seconds", type=float, default=10.0, help="for which memcached is away")
     args = settle(parser.parse_args())
     cases = [(fault, policy) for fault in FAULTS for policy in POLICIES]
