@@ -119,7 +119,7 @@ class Link:
         self.prove()
 
     def prove(self) -> None:
-        """Have the server prove itself, on the connection if there is one. Blocks for two round trips.
+        """Have the server prove itself, unless it is left alone because it is away. Blocks for two round trips.
 
         Raises:
             StoreUnavailable: it gave no answer.
@@ -128,6 +128,8 @@ class Link:
         """
         terms = self._terms
         if self._connection is None:
+            if self._quiet_until is None:  # it was hung up on for what it showed
+                self.connect()
             return
         try:
             prove(self._connection, self.name, terms.namespace, terms.marks, terms.timeout)

@@ -121,8 +121,9 @@ def test_a_consumer_that_makes_other_fingerprints_is_refused(url: str) -> None:
 
     async def main(store: Store, another: Store, third: Store) -> None:
         DedupeReader(message_handler=print, store=store, secret=b"one", **reader).close()
-        with pytest.raises(ConfigError, match=names):
-            DedupeReader(message_handler=print, store=another, secret=b"two", **reader)
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=names):
+                DedupeReader(message_handler=print, store=another, secret=b"two", **reader)
         DedupeReader(message_handler=print, store=another, secret=b"one", **reader).close()
         with pytest.raises(ConfigError, match=names):
             dedupe(third, key=BODY, scope="topic/channel", secret=b"two")
