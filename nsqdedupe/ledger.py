@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -51,7 +52,8 @@ class Ledger:
         self._events = events
         self._clock = clock
         self._outage = False
-        self._unconfirmed: dict[bytes, tuple[Claim, float]] = {}
+        self._unconfirmed: OrderedDict[bytes, tuple[Claim, float]] = OrderedDict()
+        """Successes that are still to be confirmed, and until when they are kept; the oldest first."""
         self._catching_up = False
         self.waits = calls.waits
         """Whether anything else may happen between a call and its results."""
@@ -96,8 +98,8 @@ class Ledger:
         if not self._unconfirmed or self._catching_up:
             return
         now = self._clock()
-        for fingerprint in [f for f, (_, deadline) in self._unconfirmed.items() if deadline <= now]:
-            del self._unconfirmed[fingerprint]
+        while self._unconfirmed and next(iter(self._unconfirmed.values()))[1] <= now:
+            self._unconfirmed.popitem(last=False)
         claims = [claim for claim, _ in itertools.islice(self._unconfirmed.values(), CATCH_UP)]
         if not claims:
             return
@@ -118,8 +120,9 @@ class Ledger:
         deadline = self._clock() + UNCONFIRMED_SECONDS
         for claim in claims:
             self._unconfirmed[claim.fingerprint] = (claim, deadline)
+            self._unconfirmed.move_to_end(claim.fingerprint)
         while len(self._unconfirmed) > UNCONFIRMED_LIMIT:
-            del self._unconfirmed[next(iter(self._unconfirmed))]
+            self._unconfirmed.popitem(last=False)
 
     def _call(
         self, verb: Verb, items: Sequence[Any], then: Callable[[Sequence[Any]], None], *, count: bool = True

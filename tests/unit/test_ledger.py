@@ -222,3 +222,33 @@ def test_the_oldest_go_first_when_there_are_too_many(
     results(ledger.confirm, [claim_of(message) for message in "mn"])
     results(ledger.confirm, [claim_of(message) for message in "opq"])
     assert [ledger.knows(fingerprint_of(message)) for message in "mnopq"] == [False, False, True, True, True]
+
+
+class Watched(float):
+    """A time that counts how often others are compared with it."""
+
+    looks = 0
+
+    def __ge__(self, other: float) -> bool:
+        Watched.looks += 1
+        return float(self) >= other
+
+
+def test_to_catch_up_does_not_look_at_all_that_is_kept(gate: Gate, events: Events, clock: ManualClock) -> None:
+    """An outage under load leaves 100,000."""
+    ledger = Ledger(gate, calls=Inline(), events=events, clock=lambda: Watched(clock()))
+    gate.cut = "before"
+    results(ledger.confirm, [claim_of(f"{number}") for number in range(1000)])
+    Watched.looks = 0
+    ledger.catch_up()
+    assert Watched.looks == 1
+
+
+def test_what_is_kept_anew_is_kept_for_ten_minutes_from_then(ledger: Ledger, gate: Gate, clock: ManualClock) -> None:
+    gate.cut = "before"
+    results(ledger.confirm, [claim_of("m"), claim_of("n")])
+    clock.advance(UNCONFIRMED_SECONDS / 2)
+    results(ledger.confirm, [claim_of("m", 2)])
+    clock.advance(UNCONFIRMED_SECONDS / 2)
+    ledger.catch_up()
+    assert (ledger.knows(fingerprint_of("m")), ledger.knows(fingerprint_of("n"))) == (True, False)
