@@ -146,6 +146,7 @@ class Handling:
 
     def _on_done(self, message: Message, future: asyncio.Future[Any]) -> None:
         """A coroutine handler ended."""
+        _running.discard(future)
         message.runs_since = None
         if future.cancelled():
             self._on_cancelled(message)
@@ -220,5 +221,12 @@ def _begin(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
     """Run a coroutine as a task. Where Python can, its first step is run now: most handlers await little."""
     loop = asyncio.get_running_loop()
     if sys.version_info >= (3, 12) and loop.get_task_factory() is None:
-        return asyncio.Task(coroutine, loop=loop, eager_start=True)
-    return loop.create_task(coroutine)
+        task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, eager_start=True)
+    else:
+        task = loop.create_task(coroutine)
+    _running.add(task)
+    return task
+
+
+_running: set[asyncio.Future[Any]] = set()
+"""Tasks of handlers: an event loop itself may lose those that wait for something that nobody else refers to."""

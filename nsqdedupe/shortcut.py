@@ -185,14 +185,13 @@ class Shortcut:
             self._look_up(delivery)
         if delivery.state is not _ARRIVED:
             self._start(delivery, now)
-        elif fingerprint is None:
-            self._ask_for([delivery])
-        elif now - delivery.since > delivery.source.ours_for:
-            self._outcomes.let_go(delivery)
-        elif fingerprint in self._registry.owners or fingerprint in self._direct.known:
+        elif fingerprint is None or fingerprint in self._registry.owners or fingerprint in self._direct.known:
             self._ask_for([delivery])
         elif fingerprint in self._recorded:
             self._outcomes.duplicates([delivery])
+        elif now - delivery.since > delivery.source.ours_for:
+            # nsqd is about to give it out again: that delivery will be handled.
+            self._outcomes.let_go(delivery)
         else:
             return True
         return False

@@ -176,11 +176,11 @@ def test_what_lies_unread_is_never_taken_for_younger_than_it_is() -> None:
                 receive(*batch)
                 return False
 
-            def take(conn: Any, messages: list[Any], size: int) -> bool:
-                sizes.append(size)
+            def take(conn: Any, *batch: Any) -> bool:
+                sizes.append(batch[-1])
                 # In the next turn of the loop, before what is left is read.
                 asyncio.get_running_loop().call_soon(lambda: moved.append(looked(conn)))
-                return bool(receive(conn, messages, size))
+                return bool(receive(conn, *batch))
 
             conn._receive = pause
             await fake.send(message(1, b"body"))

@@ -166,6 +166,14 @@ def test_who_waited_until_nsqd_gives_it_out_again_is_not_run(consumer: Short) ->
     assert consumer.counts() == {"received": 1, "unanswered": 1}
 
 
+def test_who_waited_as_long_for_a_message_that_is_held_goes_back_for_the_rest_of_the_hold(consumer: Short) -> None:
+    consumer.on_run = lambda delivery: consumer.deduper.answer(delivery, Outcome.FAILED)
+    consumer.deliver("a")
+    consumer.did()
+    consumer.deliver("a2", waited=MSG_TIMEOUT)
+    assert consumer.did() == [("REQ unrun", "a2", jittered(91.0))]
+
+
 def test_what_waits_when_its_connection_is_lost_is_let_go(consumer: Short) -> None:
     consumer.take("1/a", "2/b")
     consumer.lose("a")
