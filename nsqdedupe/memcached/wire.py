@@ -123,7 +123,7 @@ def converse(talks: Collection[Talk], timeout: float) -> None:
             if not _goes_on(talk, reading=event & ~select.POLLOUT != 0):
                 poll.unregister(number)
                 del going[number]
-            elif event & select.POLLOUT:
+            else:
                 poll.modify(number, _awaited(talk))
         if not events:
             for talk in going.values():

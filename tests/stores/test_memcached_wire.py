@@ -14,7 +14,7 @@ from nsqdedupe.cli.local_memcached import Memcached
 from nsqdedupe.clock import monotonic
 from nsqdedupe.memcached.link import Link, Terms
 from nsqdedupe.memcached.meta import LONGEST_LINE, READS, WRITES, MisreadError, Replies, Reply, flags_of
-from nsqdedupe.memcached.wire import Talk, converse, silent
+from nsqdedupe.memcached.wire import RECORD, Talk, _records, converse, silent
 
 TRICKY = b"\r\nMN\r\nEN\r\nVA 3 c1\r\n"
 STREAM = (
@@ -208,3 +208,10 @@ def test_a_pipeline_is_not_begun_where_something_came_unasked(memcached: Memcach
     assert link.talk([b"mg key v\r\n"], READS) is None
     assert not link.connected
     assert link.why.endswith("said more than it was asked")
+
+
+def test_records_of_tls_hold_whole_commands() -> None:
+    commands = [bytes([number]) * size for number, size in enumerate([1, RECORD - 1, 1, RECORD + 1, 5, 5])]
+    records = list(_records(commands))
+    assert records == [commands[0] + commands[1], commands[2], commands[3], commands[4] + commands[5]]
+    assert list(_records([b"mn\r\n"])) == [b"mn\r\n"]

@@ -156,6 +156,21 @@ def test_an_answer_that_came_before_is_carried_out_before_what_comes_now_is_look
     assert consumer.did() == [("run", "a"), ("FIN", "a"), ("FIN unrun", "b")]
 
 
+def test_a_claim_that_waits_long_for_its_turn_is_extended(consumer: Short) -> None:
+    consumer.on_run = lambda delivery: consumer.deduper.answer(delivery, Outcome.FAILED)
+    consumer.deliver("a")
+    consumer.wait(90.0)
+    consumer.on_run = lambda delivery: True
+    consumer.take("a2", "n/a")
+    consumer.work(until=-1.0)  # claimed, and not started
+    consumer.clock.advance(40.0)
+    consumer.beside().deliver("n/b")
+    consumer.did()
+    consumer.work()
+    assert sorted(consumer.did()) == [("FIN", "a2"), ("FIN unrun", "n/a"), ("run", "a2")]
+    assert consumer.events.late_confirms == 0
+
+
 # -- time, connections, trouble ------------------------------------------------------------------
 
 
