@@ -197,10 +197,6 @@ def fingerprinter(
         raise ConfigError(f"key={key!r}: {_CHOICES}")
     digest = key_hasher(topic, channel, kind_of(key), secret)
     if isinstance(key, BodyKey):
-        if secret is None:
-            # Written out: each message would pay for a call more.
-            prefix = _prefix(topic, channel, key.kind)
-            return lambda message: mmh3_x64_128_digest(prefix + message.body)
         return lambda message: digest(message.body)
     if isinstance(key, JsonField):
         of_body = key.of_body
@@ -223,6 +219,7 @@ def bodies_fingerprinter(
         return lambda bodies: [digest(of_body(body)) for body in bodies]
     if secret is not None:
         return lambda bodies: [digest(body) for body in bodies]
+    # Written out: each message would pay for a call more.
     prefix = _prefix(topic, channel, key.kind)
     return lambda bodies: [mmh3_x64_128_digest(prefix + body) for body in bodies]
 

@@ -42,8 +42,12 @@ class Message(Delivery, nsq.Message):
 
     Beside pynsq's attributes it has ``tries``: how many handler runs of this message failed so far, all
     copies together. ``attempts`` counts how often nsqd gave out this copy, which deferrals raise too.
+
+    Made by `messages_of`: pynsq's own constructor makes a table of listeners for each message, ours comes when it is
+    asked for.
     """
 
+    conn: Connection
     id: bytes
     body: bytes
     timestamp: int
@@ -63,17 +67,6 @@ class Message(Delivery, nsq.Message):
 
     as_made: bool
     """Nobody has responded to it, made it asynchronous or listened to it: what its handler returns is all there is."""
-
-    def __init__(self, conn: Connection, id: bytes, body: bytes, timestamp: int, attempts: int) -> None:  # noqa: A002
-        # pynsq's own constructor makes a listener table for each message; ours comes when it is asked for.
-        self.conn = conn
-        self.id = id
-        self.body = body
-        self.timestamp = timestamp
-        self.attempts = attempts
-        self.as_made = True
-        self.counted = self.held = False
-        self.state = _ARRIVED
 
     @property
     def owner(self) -> bytes:  # type: ignore[override] # few messages are asked for it
@@ -165,7 +158,7 @@ def messages_of(
 ) -> list[Message]:
     """Messages of one connection, in order, with all that is known of them on arrival.
 
-    The constructor is written out, for a call of it takes as long as all the rest.
+    There is no constructor: a call of it would take as long as all the rest.
     """
     source, since, new = conn.source, conn.seen_empty, Message.__new__
     messages: list[Message] = []

@@ -177,12 +177,11 @@ class Runner(Answering):
         messages = self._messages(conn, heads, bodies, fingerprints)
         if messages:
             self._deduper.take(messages, sifted=seen is not None)
-        reader = self._reader
-        testing = reader.backoff_timer.interval and not reader.backoff_block
+        tests = self._tests
         self._backlog += size
         self._work()
-        if testing and not any(message.may_run() for message in messages):
-            let_another_test(reader, conn)
+        if tests and not any(message.may_run() for message in messages):
+            let_another_test(self._reader, conn)
         if self._more and self._backlog > BACKLOG:
             self._stalled.append(conn)
             return False
@@ -209,13 +208,16 @@ class Runner(Answering):
             conn.source.tally.deferred += 1
             conn.send(nsq.protocol.requeue(head[4], 0))
 
+    @property
+    def _tests(self) -> bool:
+        """Whether a backoff waits for the outcome of a message."""
+        return self._reader.backoff_timer.interval > 0 and not self._reader.backoff_block
+
     def looked_up(self, deliveries: Sequence[Delivery], /) -> None:
         """What was to end a backoff may have been a copy; see `let_another_test`."""
-        reader = self._reader
-        testing = reader.backoff_timer.interval and not reader.backoff_block
-        if testing and not any(message.may_run() for message in deliveries):
+        if self._tests and not any(message.may_run() for message in deliveries):
             for conn in {cast("Message", delivery).conn for delivery in deliveries}:
-                let_another_test(reader, conn)
+                let_another_test(self._reader, conn)
 
     # -- turns of the loop -----------------------------------------------------------------------
 
