@@ -61,6 +61,10 @@ class OppositeBloomFilter:
     read a page from the disk when it is first met after a reboot; to open, `bind`, discard and `close` wait
     for the disk. A fork of the process gets a copy of a table in memory, and cannot use one in a file.
 
+    A table in memory is made in a moment, because a page of it is taken from the system when it is first written
+    to; most are long before the table is full. Where the system promises more than it has, as Linux does, no error
+    tells of a table that is too large: the process is killed when the machine or its container runs out of memory.
+
     Args:
         slots: how many fingerprints fit, 1 to 2**36; rounded up to whole buckets. `sizing.slots_for` gives
             it for a window and a recall.
@@ -77,7 +81,7 @@ class OppositeBloomFilter:
         ConfigError: an argument is out of range; or the file cannot be opened or made, is open already, is
             something else, damaged or of another shape. The text names the difference and the remedy.
 
-        MemoryError: there is no room for that many slots.
+        MemoryError: there is no room for that many slots, or the process may not have so much.
     """
 
     def __init__(
@@ -103,7 +107,7 @@ class OppositeBloomFilter:
         self._hashing: str | None = None
         self._durable = path is not None
         if path is None:
-            self._tags, self._cursors = bytearray(size - self._buckets), bytearray(self._buckets)
+            self._tags, self._cursors = _pages(size - self._buckets), _pages(self._buckets)
         else:
             file = self._file = TableFile(path, Shape(self.slots, ways, tag_bytes))
             self._tags, self._cursors, self._hashing = file.tags, file.cursors, file.hashing
@@ -136,7 +140,7 @@ class OppositeBloomFilter:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that tags and cursors take; 0 once it is closed."""
+        """Bytes of memory that tags and cursors take once all was written to; 0 when it is closed."""
         return len(self._tags) + len(self._cursors)
 
     def contains(self, fingerprint: bytes) -> bool:
@@ -343,6 +347,16 @@ class OppositeBloomFilter:
                 if not position & self._off_grid:
                     self._write(self._tags, position, self._empty)
                 position = self._find(tag, (position | self._off_grid) + 1, start + self._row)
+
+
+def _pages(size: int) -> mmap.mmap:
+    """Zeros. Private: else a fork would write to the same memory."""
+    try:
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(
+            f"no room in memory for the {size} bytes of a table: {error.strerror}; ask for fewer slots"
+        ) from error
 
 
 def _store_8(tags: bytearray | mmap.mmap, position: int, tag: bytes) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 from consumers import PATIENCE, Seen, at_rest, bodies, consuming, nothing_left, on_loop, publish, told
 from proxy import recording
+from resident import resident
 from servers import eventually_async
 
 from nsqdedupe import MemoryStore
@@ -120,10 +118,6 @@ def test_memory_is_flat_over_a_hundred_thousand_deliveries(nsqd_pair: Pair, topi
         nonlocal handled
         handled += 1
         return True
-
-    def resident() -> int:
-        gc.collect()
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
     async def main() -> None:
         store = MemoryStore(window=2000)

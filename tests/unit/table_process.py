@@ -10,12 +10,15 @@ import itertools
 import multiprocessing
 import os
 import random
+import resource
 import signal
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+from resident import resident
 
 from nsqdedupe.errors import DedupeError
 from nsqdedupe.tables.opposite_bloom import OppositeBloomFilter
@@ -116,6 +119,45 @@ def fork(connection: Connection, path: Path, shape: Shape, fingerprint: bytes, g
     table.close()
     connection.send("closed")
     connection.recv()
+
+
+def fork_in_memory(connection: Connection, shape: Shape, before: bytes, by_child: bytes, by_parent: bytes) -> None:
+    """Fork with a table in memory; both add to it. Tells what the parent knows then, and what the child does."""
+    table = OppositeBloomFilter(*shape)
+    table.add(before)
+    child_reads, parent_writes = os.pipe()
+    parent_reads, child_writes = os.pipe()
+    if os.fork() == 0:
+        table.add(by_child)
+        os.write(child_writes, b".")
+        os.read(child_reads, 1)
+        connection.send(("child", table.contains_many([before, by_child, by_parent])))
+        os.write(child_writes, b".")
+        return
+    os.read(parent_reads, 1)
+    table.add(by_parent)
+    connection.send(("parent", table.contains_many([before, by_child, by_parent])))
+    os.write(parent_writes, b".")
+    os.read(parent_reads, 1)
+
+
+def grow(connection: Connection, shape: Shape, messages: int) -> None:
+    """Make a table in memory and add so many to it; tells by how many bytes the process grew."""
+    OppositeBloomFilter(slots=1).add_many(batch_of("before", 0))
+    before = resident()
+    table = OppositeBloomFilter(*shape)
+    for number in range(messages // BATCH):
+        table.add_many(batch_of("grow", number))
+    connection.send(resident() - before)
+
+
+def made_within(connection: Connection, shape: Shape, room: int) -> None:
+    """Make a table in memory where the process may have only so many bytes; tells the error."""
+    resource.setrlimit(resource.RLIMIT_AS, (room, room))
+    try:
+        OppositeBloomFilter(*shape)
+    except MemoryError as error:
+        connection.send((type(error).__name__, str(error)))
 
 
 def _outcome(verb: Callable[[], object]) -> str:

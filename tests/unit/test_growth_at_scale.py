@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import os
 import tracemalloc
 from collections.abc import Sequence
-from pathlib import Path
 
 from harness import MSG_TIMEOUT
+from resident import resident
 from test_growth import Crowd, end
 
 from nsqdedupe.clock import monotonic
@@ -44,12 +43,6 @@ class Silent:
 
     def paused(self) -> bool:
         return False
-
-
-def resident() -> int:
-    """Bytes of memory that this process has."""
-    gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def test_memory_is_flat_over_a_million_messages() -> None:

@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from table_process import grow, process, told
 
 from nsqdedupe import sizing
 from nsqdedupe.tables.opposite_bloom import OppositeBloomFilter
+from nsqdedupe.tables.table_header import Shape
 
 BATCH = 1000
-
-# Fills a table in a process of its own, and prints by how many bytes its resident memory grew.
-MEASURE_RSS = """
-import os, random, sys
-from nsqdedupe.tables.opposite_bloom import OppositeBloomFilter
-
-def resident():
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
-
-slots, ways, tag_bytes = map(int, sys.argv[1:])
-OppositeBloomFilter(slots=1).check_and_set_many([bytes(16)] * 1000)
-before = resident()
-table = OppositeBloomFilter(slots, ways, tag_bytes)
-chance = random.Random(1)
-for _ in range(600):
-    table.add_many([chance.randbytes(16) for _ in range(1000)])
-print(resident() - before)
-"""
 
 
 def fresh_batches(seed: int) -> Iterator[list[bytes]]:
@@ -71,11 +50,5 @@ def test_ten_million_operations_drop_nothing_and_remember_what_sizing_says() -> 
 def test_resident_memory_is_what_sizing_says(slots: int, ways: int, tag_bytes: int) -> None:
     expected = sizing.bytes_for(slots, ways, tag_bytes)
     assert expected > 64_000_000
-    run = subprocess.run(
-        [sys.executable, "-c", MEASURE_RSS, str(slots), str(ways), str(tag_bytes)],
-        env=os.environ | {"PYTHONPATH": str(Path(sizing.__file__).parents[1])},
-        capture_output=True,
-        check=True,
-        text=True,
-    )
-    assert int(run.stdout) == pytest.approx(expected, rel=0.1)
+    with process(grow, Shape(slots, ways, tag_bytes), 600_000) as (_, connection):
+        assert told(connection) == pytest.approx(expected, rel=0.1)
