@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib
 import json
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import nsq
+import nsq.conn
 from filling import fill
 from handlers import Handler, Handling
 from job import Job, Sampler, given_job
@@ -37,6 +39,7 @@ def start(job: Job, handling: Handling, folder: Path) -> Copies:
         **job.connection,
     }
     if job.kind == "pynsq":
+        nsq.conn.SnappySocket = Patient
         nsq.Reader(message_handler=handling.handle, **options)
         return handling.runs
     if job.kind == "naive":
@@ -50,6 +53,21 @@ def start(job: Job, handling: Handling, folder: Path) -> Copies:
         return lambda: answered(decorated)
     reader = nsqdedupe.DedupeReader(message_handler=handling.handle, key=nsqdedupe.BODY, store=store, **options)
     return lambda: answered(reader)
+
+
+class Patient(nsq.conn.SnappySocket):  # type: ignore[misc] # pynsq has no types
+    """pynsq's own, but where a read ends within a compressed frame: that closes its connection, and is mended here.
+
+    Else a turn would wait now and then for nsqd's message timeout of a minute.
+    """
+
+    def _recv(self, size: int, method: Callable[[int], bytes]) -> Any:  # noqa: ANN401 - pynsq's
+        try:
+            return super()._recv(size, method)
+        except OSError as error:
+            if error.args != (errno.EWOULDBLOCK,):
+                raise
+            raise BlockingIOError(*error.args, "within a frame") from None
 
 
 def answered(counting: nsqdedupe.DedupeReader | nsqdedupe.DedupedHandler) -> int:
