@@ -2,8 +2,8 @@
 
 Two real nsqds, every message on both, one consumer process at a time with a handler that only counts, turns
 interleaved. Bodies are random digits of which snappy can save little: what shows is its cost. pynsq cannot do TLS with
-snappy. With snappy alone it loses its connection when a read ends within a compressed frame; that is mended for it here,
-else a turn in three would take a minute or two, until nsqd gives out again what was in flight.
+snappy. With snappy alone it loses its connection when a read ends within a compressed frame. That is mended for it
+here, else a turn in three would take a minute or two, until nsqd gives out again what was in flight.
 
     make bench BENCH=transports                # 5 rounds of 100,000 messages x 2; stock pynsq gets a fifth
 """
