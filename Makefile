@@ -11,7 +11,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet install
 
 # Floors 1 to 5 of the house, up to the state machine: no branch of them goes untested.
-CORE := nsqdedupe/errors.py,nsqdedupe/clock.py,nsqdedupe/discretion.py,nsqdedupe/unstarted.py,nsqdedupe/store.py,nsqdedupe/metrics.py,nsqdedupe/checks.py,nsqdedupe/pauses.py,$\
+CORE := nsqdedupe/errors.py,nsqdedupe/clock.py,nsqdedupe/discretion.py,nsqdedupe/unstarted.py,nsqdedupe/eager.py,nsqdedupe/store.py,nsqdedupe/metrics.py,nsqdedupe/checks.py,nsqdedupe/pauses.py,$\
 nsqdedupe/fingerprint.py,nsqdedupe/ids.py,nsqdedupe/permits.py,nsqdedupe/sizing.py,$\
 nsqdedupe/delivery.py,nsqdedupe/ledger.py,nsqdedupe/port.py,$\
 nsqdedupe/waiting.py,nsqdedupe/tables/*,nsqdedupe/stores/*,nsqdedupe/memcached/*,nsqdedupe/calls.py,nsqdedupe/offload.py,$\

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import sys
 from collections.abc import Callable, Coroutine
 from types import CoroutineType
 from typing import Any, Protocol, cast
@@ -17,6 +16,7 @@ import tornado.gen
 from nsqdedupe.clock import monotonic
 from nsqdedupe.delivery import Delivery, Outcome
 from nsqdedupe.discretion import exc_info
+from nsqdedupe.eager import starter
 from nsqdedupe.message import Message
 from nsqdedupe.places import Places
 
@@ -75,6 +75,7 @@ class Handling:
         self._giving_up: Message | None = None
         self._hooked = True
         self._process: Callable[[Any], Any] = reader.process_message
+        self._begin = starter()
 
     def look_at_hooks(self) -> None:
         """Find out what is to be called for each message of this slice: a hook that does nothing costs nothing."""
@@ -103,6 +104,9 @@ class Handling:
                 message._has_responded = True  # noqa: SLF001 - our own message
                 self._places.leave(message)
                 return True
+            # What nearly all of them return is known without asking tornado, which takes as long as a task does.
+            if type(result) is CoroutineType:
+                return self._on_coroutine(message, result)
             self._on_result(message, result)
         except Exception as error:  # noqa: BLE001 - whatever it is, the message failed
             self._report("handler", message, error)
@@ -114,21 +118,28 @@ class Handling:
             raise
         return False
 
+    def _on_coroutine(self, message: Message, coroutine: Coroutine[Any, Any, Any]) -> bool:
+        """True: it has succeeded in one go."""
+        begun = self._begin(coroutine)
+        if begun is not True:
+            _running.add(begun)
+            self._wait_for(message, begun)
+        elif message.as_made:
+            message._has_responded = True  # noqa: SLF001 - our own message
+            self._places.leave(message)
+            return True
+        else:
+            self._respond(message, message.finish)
+        return False
+
     def _on_result(self, message: Message, result: Any) -> None:  # noqa: ANN401 - handlers return what they like
         if result not in (True, False, None):
             try:
-                # What nearly all of them return is known without asking tornado, which takes as long as a task does.
-                own = type(result) is CoroutineType
-                future = _begin(result) if own else tornado.gen.convert_yielded(result)
+                future = tornado.gen.convert_yielded(result)
             except tornado.gen.BadYieldError:
                 self._complain(message, f"returned a {type(result).__name__}; return True, False or an awaitable")
                 return
-            message.enable_async()
-            message.runs_since = monotonic()
-            if future.done():
-                self._on_done(message, future)
-            else:
-                future.add_done_callback(functools.partial(self._on_done, message))
+            self._wait_for(message, future)
         elif message._async_enabled or message.has_responded():  # noqa: SLF001 - our own message
             return
         elif result is None:
@@ -137,6 +148,14 @@ class Handling:
             message.finish()
         else:
             message.requeue()
+
+    def _wait_for(self, message: Message, future: asyncio.Future[Any]) -> None:
+        message.enable_async()
+        message.runs_since = monotonic()
+        if future.done():
+            self._on_done(message, future)
+        else:
+            future.add_done_callback(functools.partial(self._on_done, message))
 
     def _complain(self, message: Message, what: str) -> None:
         if message.has_responded():
@@ -215,17 +234,6 @@ class Handling:
         message.backoff = backoff
         # Who requeues while giving up wants it again, and has not run the handler: that costs no try.
         self._answer(message, Outcome.CANCELLED if self._giving_up is message else Outcome.FAILED, delay)
-
-
-def _begin(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
-    """Run a coroutine as a task. Where Python can, its first step is run now: most handlers await little."""
-    loop = asyncio.get_running_loop()
-    if sys.version_info >= (3, 12) and loop.get_task_factory() is None:
-        task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, eager_start=True)
-    else:
-        task = loop.create_task(coroutine)
-    _running.add(task)
-    return task
 
 
 _running: set[asyncio.Future[Any]] = set()
