@@ -34,7 +34,7 @@ from nsqdedupe.outcomes import AFTER_OTHERS, Outcomes, jitter
 from nsqdedupe.port import Port
 from nsqdedupe.registry import Registry, poll_from_now_on
 from nsqdedupe.shortcut import Shortcut
-from nsqdedupe.store import Answer, Release, Store, Verdict
+from nsqdedupe.store import IS_DONE, Answer, Release, Store, Verdict
 from nsqdedupe.traces import Traces
 
 OUTAGE_DELAY = 5.0
@@ -126,7 +126,7 @@ class Deduper:
 
     # -- arrival ---------------------------------------------------------------------------------
 
-    def sift(self, source: Source, fingerprints: Sequence[bytes]) -> Sequence[bool] | None:
+    def sift(self, source: Source, fingerprints: Sequence[bytes]) -> Sequence[int] | None:
         """Which of the messages that have just come are duplicates of what is done, if that can be told at once.
 
         They are counted, and the caller finishes them. The others it gives to `take` next, as ``sifted``, and does
@@ -138,14 +138,14 @@ class Deduper:
             fingerprints: of one message or more.
 
         Returns:
-            In order, True for each duplicate; None if nothing can be told.
+            In order, `IS_DONE` for each duplicate, for each other its `Delivery.place`; None if nothing can be told.
         """
-        seen = self._shortcut.sift(fingerprints) if self._shortcut is not None else None
-        if seen is not None:
-            duplicates = sum(seen)
+        places = self._shortcut.sift(fingerprints) if self._shortcut is not None else None
+        if places is not None:
+            duplicates = places.count(IS_DONE)
             source.tally.received += duplicates
             source.tally.duplicates += duplicates
-        return seen
+        return places
 
     def take(self, deliveries: Sequence[Delivery], *, sifted: bool = False) -> None:
         """Claim a batch in one call. What is NEW gets ready for `work`; the rest stands by or is finished.
@@ -466,9 +466,6 @@ class Deduper:
 
         Returns True if there was anything.
         """
-        if self._shortcut is not None:
-            # In the order of the answers: a backoff begins and ends with them.
-            self._shortcut.answer_succeeded()
         if not self._answered:
             return False
         answered, self._answered = self._answered, []

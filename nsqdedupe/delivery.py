@@ -110,6 +110,9 @@ class Delivery:
     fingerprint: bytes | None = None
     """What makes its message the same message; None: handled unprotected."""
 
+    place: int = 0
+    """Where the store would record its message, as `Direct.places` found; only where there is such a store."""
+
     owner: bytes = b""
     """Which copy it is: nsqd address and message id."""
 

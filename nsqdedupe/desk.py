@@ -222,6 +222,10 @@ class Desk(Answering):
         self._waiting.pop(cast("AdoptedMessage", delivery), None)
         return self.handling.run(delivery)
 
+    def run_on(self, *_: object) -> Delivery | None:
+        """Messages come one by one here: each is given to `run`."""
+        return None
+
     def finish(self, deliveries: Sequence[Delivery], /, *, ran: bool) -> None:
         """Send FINs, each after the RDY commands that a success brings about."""
         for message in cast("Sequence[AdoptedMessage]", deliveries):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine
 from types import CoroutineType
 from typing import Any, Protocol, cast
@@ -14,13 +16,15 @@ import nsq.event
 import tornado.gen
 
 from nsqdedupe.clock import monotonic
-from nsqdedupe.delivery import Delivery, Outcome
+from nsqdedupe.delivery import Delivery, Outcome, State
 from nsqdedupe.discretion import exc_info
 from nsqdedupe.eager import starter
 from nsqdedupe.message import Message
 from nsqdedupe.places import Places
 
 logger = logging.getLogger(__name__)
+
+_RUNNING = State.RUNNING
 
 
 class Hooks(Protocol):
@@ -93,6 +97,43 @@ class Handling:
         """Call the handler as pynsq does, and make sense of what it returns. True: it has succeeded."""
         message = cast("Message", delivery)
         self._places.enter(message)
+        if not self._call(message):
+            return False
+        self._places.leave(message)
+        return True
+
+    def run_on(
+        self, ready: deque[Delivery], count: int, record: Callable[[bytes, int], None], until: float
+    ) -> Message | None:
+        """Do the same for the first of those that are ready, and record and answer each success; see `Port.run_on`."""
+        conn = cast("Message", ready[0]).conn
+        source, note_fin = conn.source, conn.fins.append
+        call, take = self._call, cast("deque[Message]", ready).popleft
+        # The one in hand. It is the message's own as soon as its handler has not succeeded in one go.
+        conn.in_flight += 1
+        for _ in itertools.repeat(None, count):
+            message = take()
+            message.state = _RUNNING
+            message.counted = True
+            if not call(message):
+                return message
+            fingerprint = message.fingerprint
+            assert fingerprint is not None  # noqa: S101 - the caller has looked it up
+            try:
+                record(fingerprint, message.place)
+            except Exception:  # noqa: BLE001 - the long way meets it too, and makes up for it
+                self._answer(message, Outcome.HANDLED, None)
+                return message
+            if not source.open:
+                self._answer(message, Outcome.HANDLED, None)
+                return message
+            note_fin(message.id)
+            if monotonic() >= until:
+                break
+        conn.in_flight -= 1
+        return None
+
+    def _call(self, message: Message) -> bool:
         try:
             if self._hooked and not self._reader.validate_message(self._reader.preprocess_message(message)):
                 message._has_responded = True  # noqa: SLF001 - our own message
@@ -102,7 +143,6 @@ class Handling:
             result = self._process(message)
             if result is True and message.as_made:
                 message._has_responded = True  # noqa: SLF001 - our own message
-                self._places.leave(message)
                 return True
             # What nearly all of them return is known without asking tornado, which takes as long as a task does.
             if type(result) is CoroutineType:
@@ -126,7 +166,6 @@ class Handling:
             self._wait_for(message, begun)
         elif message.as_made:
             message._has_responded = True  # noqa: SLF001 - our own message
-            self._places.leave(message)
             return True
         else:
             self._respond(message, message.finish)

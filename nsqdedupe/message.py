@@ -11,10 +11,8 @@ from nsq.event import EventedMixin
 
 from nsqdedupe.checks import number
 from nsqdedupe.connection import Connection, Head
-from nsqdedupe.delivery import Delivery, State
+from nsqdedupe.delivery import Delivery
 from nsqdedupe.errors import DedupeError
-
-_ARRIVED = State.ARRIVED  # to look a member up at its enumeration takes 0.1 us, on CPython 3.11
 
 
 class AlreadyRespondedError(DedupeError, AssertionError):
@@ -57,9 +55,9 @@ class Message(Delivery, nsq.Message):
     _async_enabled = False
     _has_responded = False
     backoff = True
-    counted: bool
+    counted = False
     """It is part of its connection's ``in_flight``."""
-    held: bool
+    held = False
     """It is, although it only waits for another copy."""
 
     _EventedMixin__listeners: Any = None
@@ -155,6 +153,7 @@ def messages_of(
     heads: Iterable[Head],
     bodies: Iterable[bytes],
     fingerprints: Iterable[bytes | None],
+    places: Iterable[int],
 ) -> list[Message]:
     """Messages of one connection, in order, with all that is known of them on arrival.
 
@@ -163,7 +162,8 @@ def messages_of(
     source, since, new = conn.source, conn.seen_empty, Message.__new__
     messages: list[Message] = []
     note = messages.append
-    for (_, _, timestamp, attempts, message_id), body, fingerprint in zip(heads, bodies, fingerprints, strict=False):
+    arrived = zip(heads, bodies, fingerprints, places, strict=False)
+    for (_, _, timestamp, attempts, message_id), body, fingerprint, place in arrived:
         message = new(Message)
         message.conn = conn
         message.id = message_id
@@ -171,11 +171,10 @@ def messages_of(
         message.timestamp = timestamp
         message.attempts = attempts
         message.as_made = True
-        message.counted = message.held = False
-        message.state = _ARRIVED
         message.source = source
         message.since = since
         message.fingerprint = fingerprint
+        message.place = place
         note(message)
     return messages
 

@@ -175,21 +175,10 @@ class Outcomes:
         else:
             self._promote(standbys)
 
-    def succeeded(self, deliveries: Sequence[Delivery]) -> None:
-        """Answer nsqd for runs whose success is recorded, and which never had a claim."""
-        gone = []
-        for delivery in deliveries:
-            delivery.outcome = _HANDLED
-            if delivery.source.open:
-                delivery.state = _ANSWERED
-                delivery.source.tally.handled += 1
-            else:
-                gone.append(delivery)
-        if gone:
-            deliveries = [delivery for delivery in deliveries if delivery.source.open]
-        self._port.finish(deliveries, ran=True)
-        for delivery in gone:
-            self._end(delivery)
+    def succeeded(self, delivery: Delivery) -> None:
+        """Answer nsqd for a run whose success is recorded, and which never had a claim."""
+        delivery.outcome = _HANDLED
+        self._end(delivery)
 
     # -- without a run ---------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from nsqdedupe.delivery import Delivery
@@ -13,6 +14,28 @@ class Port(Protocol):
 
     def run(self, delivery: Delivery, /) -> bool:
         """Call the handler. True: it has succeeded; else `Deduper.answer` says how it ended, now or later."""
+
+    def run_on(
+        self, ready: deque[Delivery], count: int, record: Callable[[bytes, int], None], until: float, /
+    ) -> Delivery | None:
+        """Run the first of those that are ready, `record` each success by fingerprint and place, and answer it FIN.
+
+        They are taken out of ``ready`` one by one, each before its handler is called. May take none: then each is to
+        be given to `run`.
+
+        Args:
+            ready: deliveries of messages that are neither done nor known.
+
+            count: so many at its head are of one source, and no copies of one another; 1 or more.
+
+            record: may raise.
+
+            until: the clock's time at which no further one is begun; the first is begun in any case.
+
+        Returns:
+            The last one, if it has not succeeded in one go, or cannot be recorded or answered: `Deduper.answer` says
+            how it ended, now or later. None if there is no such.
+        """
 
     def give_up(self, delivery: Delivery, /) -> None:
         """Tell the application that its message failed too often; `Deduper.answer` follows."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 import nsq
@@ -24,6 +25,7 @@ from nsqdedupe.errors import KeyExtractionError
 from nsqdedupe.handling import Handling, Hooks
 from nsqdedupe.message import Message, messages_of
 from nsqdedupe.metrics import Events, Stats, Tally, snapshot
+from nsqdedupe.store import IS_DONE
 
 logger = logging.getLogger(__name__)
 
@@ -158,25 +160,9 @@ class Runner(Answering):
             self._send_back(conn, heads)
             return True
         self._reader._maybe_update_rdy(conn)  # noqa: SLF001 - pynsq's, checked at start
-        fingerprints: Iterable[bytes | None] | None = None
-        seen = None
-        if self._fingerprints is not None:
-            try:
-                found = self._fingerprints(bodies)
-            except KeyExtractionError:
-                pass  # which of them have none shows one by one
-            else:
-                fingerprints = found
-                seen = self._deduper.sift(conn.source, found)
-                if seen is not None and True in seen:
-                    # A copy of what is done never becomes a message.
-                    conn.fins += [head[4] for head in itertools.compress(heads, seen)]
-                    new = [not done for done in seen]
-                    heads, bodies = list(itertools.compress(heads, new)), list(itertools.compress(bodies, new))
-                    fingerprints = itertools.compress(found, new)
-        messages = self._messages(conn, heads, bodies, fingerprints)
+        messages, sifted = self._messages(conn, heads, bodies)
         if messages:
-            self._deduper.take(messages, sifted=seen is not None)
+            self._deduper.take(messages, sifted=sifted)
         tests = self._tests
         self._backlog += size
         self._work()
@@ -187,19 +173,40 @@ class Runner(Answering):
             return False
         return True
 
-    def _messages(
-        self, conn: Connection, heads: list[Head], bodies: list[bytes], fingerprints: Iterable[bytes | None] | None
-    ) -> list[Message]:
-        """Messages as handlers get them."""
-        messages = messages_of(conn, heads, bodies, itertools.repeat(None) if fingerprints is None else fingerprints)
-        if fingerprints is None and self._fingerprint is not None:
+    def _messages(self, conn: Connection, heads: list[Head], bodies: list[bytes]) -> tuple[list[Message], bool]:
+        """Messages as handlers get them; True: without copies of what is done, which are answered and counted."""
+        if self._fingerprints is not None:
+            try:
+                fingerprints = self._fingerprints(bodies)
+            except KeyExtractionError:
+                pass  # which of them have none shows one by one
+            else:
+                return self._sifted(conn, heads, bodies, fingerprints)
+        messages = messages_of(conn, heads, bodies, itertools.repeat(None), itertools.repeat(0))
+        if self._fingerprint is not None:
             for message in messages:
                 try:
                     message.fingerprint = self._fingerprint(message)
                 except KeyExtractionError as error:
                     self._events.key_errors += 1
                     logger.debug("[%s] message %r is handled unprotected: %s", conn.id, message.id, error)
-        return messages
+        return messages, False
+
+    def _sifted(
+        self, conn: Connection, heads: list[Head], bodies: list[bytes], fingerprints: list[bytes]
+    ) -> tuple[list[Message], bool]:
+        places = self._deduper.sift(conn.source, fingerprints)
+        if places is None:
+            return messages_of(conn, heads, bodies, fingerprints, itertools.repeat(0)), False
+        if IS_DONE not in places:
+            return messages_of(conn, heads, bodies, fingerprints, places), True
+        # A copy of what is done never becomes a message.
+        new = [place != IS_DONE for place in places]
+        conn.fins += [head[4] for head, is_new in zip(heads, new, strict=True) if not is_new]
+        if True not in new:
+            return [], True
+        arrived = (itertools.compress(of_all, new) for of_all in (heads, bodies, fingerprints, places))
+        return messages_of(conn, *arrived), True
 
     def _send_back(self, conn: Connection, heads: list[Head]) -> None:
         """Nsqd may send one more message after it agreed to send none: it goes to somebody else at once."""
@@ -269,6 +276,14 @@ class Runner(Answering):
         self._work()
 
     # -- what the state machine wants (its Port) -------------------------------------------------
+
+    def run_on(
+        self, ready: deque[Delivery], count: int, record: Callable[[bytes, int], None], until: float, /
+    ) -> Delivery | None:
+        """Run, record and answer; none if a success has to be told to the backoff, which sends RDY first."""
+        if self._reader.backoff_timer.interval or not self._reader.backoff_block_completed:
+            return None
+        return self.handling.run_on(ready, count, record, until)
 
     def finish(self, deliveries: Sequence[Delivery], /, *, ran: bool) -> None:
         """Queue FINs, each after the RDY commands that a success brings about."""

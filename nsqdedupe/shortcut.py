@@ -1,19 +1,18 @@
 """The short way through the state machine, for handlers that succeed in one go, over a store in this process.
 
-    look up (all that came together) -> run -> record, message by message -> FIN
+    look up (all that came together) -> run -> record -> FIN, message by message
 
 No claim is made: between look-up and record nothing else runs on this thread, so nobody could see it. Whoever does
-not succeed in one go (a coroutine, a failure, a handler that answers later) gets its claim when its handler returns,
-before anybody can ask for the message. Whatever there is more to know of a message, that another copy is being
-handled, that it failed before, leads to the long way, `nsqdedupe.deduper`.
+not succeed in one go (a coroutine that waits, a failure, a handler that answers later) gets its claim when its handler
+returns, before anybody can ask for the message. Whatever there is more to know of a message, that another copy is
+being handled, that it failed before, leads to the long way, `nsqdedupe.deduper`.
 
-What waits for its turn was looked up when it came, and its message may be done by then. So what is recorded meanwhile
-is remembered here; and if anything else was recorded, by a claim or by somebody else, what waits is looked up again.
+What comes while nothing else waits runs in one loop, in the port, without a further look at each. What waits for its
+turn was looked up when it came, and its message may be done by then: it is looked up again.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -22,12 +21,15 @@ from nsqdedupe.delivery import Delivery, Outcome, State
 from nsqdedupe.outcomes import Outcomes
 from nsqdedupe.port import Port
 from nsqdedupe.registry import Registry
-from nsqdedupe.store import Direct
-
-RECORDED_AT_MOST = 10_000
-"""Messages that are remembered as recorded; then those that wait are looked up again instead."""
+from nsqdedupe.store import IS_DONE, Direct
 
 _ARRIVED, _RUNNING = State.ARRIVED, State.RUNNING
+
+WORTH_IT = 8
+"""Handlers that must succeed in one loop before it is begun again: to begin takes a look at all that waits."""
+
+UNKNOWN = -1
+"""In place of a number of changes: nothing that waits is known not to be done."""
 
 
 class Shortcut:
@@ -79,20 +81,16 @@ class Shortcut:
         self._start = start
         self._settle = settle
         self._answer = answer
-        self._succeeded: list[Delivery] = []
-        """Recorded, and not answered yet."""
-        self._recorded: set[bytes] = set()
-        """What was recorded here since the others in the queue were looked up."""
-        self._changes = direct.changes()
-        self._stale = 0
-        """How many at the head of the queue must be looked up again."""
+        self._looked_up_at = UNKNOWN
+        """How many changes the store had seen when the one at the head of the queue, or one before it, was looked up."""
+        self._together = False
+        """All that waits arrived together, and is known not to be done if the store has seen no change since."""
 
-    def sift(self, fingerprints: Sequence[bytes]) -> Sequence[bool] | None:
-        """Which of these messages are done; None if that cannot be told now."""
+    def sift(self, fingerprints: Sequence[bytes]) -> Sequence[int] | None:
+        """The places of these messages, `IS_DONE` for those that are done; None if that cannot be told now."""
         self._settle()
-        self._notice_changes()
         try:
-            return self._direct.seen(fingerprints)
+            return self._direct.places(fingerprints)
         except Exception:  # noqa: BLE001 - whatever it is, the long way meets it too, and tells of it
             return None
 
@@ -102,118 +100,116 @@ class Shortcut:
         Args:
             deliveries: one or more, all of one source and read at one time.
 
-            sifted: none of them was done a moment ago.
+            sifted: none of them was done a moment ago, and each knows its place.
         """
-        if not sifted:
-            fingerprints = [d.fingerprint for d in deliveries if d.fingerprint is not None]
-            seen = self.sift(fingerprints) if len(fingerprints) == len(deliveries) else None
-            if seen is None:
-                self._ready.extend(deliveries)
-                self.look_again()
-                return
-            done = list(itertools.compress(deliveries, seen))
-            if done:
-                self._outcomes.duplicates(done)
-                deliveries = [delivery for delivery in deliveries if delivery.state is _ARRIVED]
-        self._ready.extend(deliveries)
+        known = sifted or self._look_up(deliveries)
+        if not self._ready:
+            self._together = known
+            self._looked_up_at = self._direct.changes() if known else UNKNOWN
+        else:
+            self._together = False
+            if not known:
+                self._looked_up_at = UNKNOWN
+        self._ready.extend(deliveries if sifted else [d for d in deliveries if d.state is _ARRIVED])
 
-    def answer_succeeded(self) -> None:
-        """Answer nsqd for what is recorded."""
-        if self._succeeded:
-            succeeded = self._succeeded.copy()
-            self._succeeded.clear()
-            self._outcomes.succeeded(succeeded)
+    def _look_up(self, deliveries: Sequence[Delivery]) -> bool:
+        """Note the place of each, and finish what is done; False if that cannot be told."""
+        fingerprints = [d.fingerprint for d in deliveries if d.fingerprint is not None]
+        places = self.sift(fingerprints) if len(fingerprints) == len(deliveries) else None
+        if places is None:
+            return False
+        for delivery, place in zip(deliveries, places, strict=True):
+            delivery.place = place
+        done = [delivery for delivery in deliveries if delivery.place == IS_DONE]
+        if done:
+            self._outcomes.duplicates(done)
+        return True
 
     def look_again(self) -> None:
         """Nothing that waits for its turn is known not to be done."""
-        self._stale = len(self._ready)
+        self._looked_up_at = UNKNOWN
+        self._together = False
 
     def run(self, until: float) -> None:
         """Start what is ready until the clock says ``until``; one at least."""
         self._settle()
-        self._notice_changes()
-        ready, clock, run, record = self._ready, self._clock, self._port.run, self._direct.record
-        recorded, owners, known = self._recorded, self._registry.owners, self._direct.known
-        succeeded = self._succeeded
-        now = clock()
-        try:
-            while ready:
-                delivery = ready.popleft()
-                fingerprint = delivery.fingerprint
-                if (
-                    delivery.state is _ARRIVED
-                    and not self._stale
-                    and fingerprint is not None
-                    and fingerprint not in owners
-                    and fingerprint not in known
-                    and fingerprint not in recorded
-                    and now - delivery.since <= delivery.source.ours_for
-                ) or self._is_free(delivery, fingerprint, now):
-                    delivery.state = _RUNNING
-                    assert fingerprint is not None  # noqa: S101 - else it is not free
-                    if run(delivery):
-                        try:
-                            record(fingerprint)
-                        except Exception:  # noqa: BLE001 - the long way meets it too, and makes up for it
-                            self._own(delivery, fingerprint)
-                            self._answer(delivery, Outcome.HANDLED)
-                        else:
-                            recorded.add(fingerprint)
-                            succeeded.append(delivery)
-                            now = clock()
-                            if now < until:
-                                continue
-                            break
-                    else:
-                        self._own(delivery, fingerprint)
-                if self._settle():
-                    self.look_again()
-                now = clock()
-                if now >= until:
-                    break
-        finally:
-            self.answer_succeeded()
-            self._changes = self._direct.changes()
-            if not ready or len(recorded) > RECORDED_AT_MOST:
-                recorded.clear()
-                self.look_again()
+        ready, clock = self._ready, self._clock
+        while ready:
+            now = clock()
+            if not (self._together and self._all_free(now) and self._run_on(until)):
+                self._together = False
+                self._run_one(ready.popleft(), now)
+                self._settle()
+            if clock() >= until:
+                break
 
-    def _is_free(self, delivery: Delivery, fingerprint: bytes | None, now: float) -> bool:
-        """Whether it may be run at once. If not, what is to become of it is seen to here."""
-        if self._stale:
-            self._stale -= 1
-            self._look_up(delivery)
+    def _all_free(self, now: float) -> bool:
+        """Whether nothing is known of any that waits but its place, and no two are copies of one message."""
+        direct, owners, ready = self._direct, self._registry.owners, self._ready
+        fingerprints = {delivery.fingerprint for delivery in ready}
+        first = ready[0]
+        return (
+            first.source.open
+            and self._looked_up_at == direct.changes()
+            and len(fingerprints) == len(ready)
+            and (not owners or owners.keys().isdisjoint(fingerprints))
+            and (not direct.known or direct.known.isdisjoint(fingerprints))
+            and now - first.since <= first.source.ours_for
+        )
+
+    def _run_on(self, until: float) -> bool:
+        """Run what waits in one loop, as far as that goes; False if it does not."""
+        ready, direct = self._ready, self._direct
+        source, waiting = ready[0].source, len(ready)
+        left: Delivery | None = None
+        broken_off = True
+        try:
+            left = self._port.run_on(ready, waiting, direct.record, until)
+            broken_off = False
+        finally:
+            # Who asks the application to stop has been answered, and is none that succeeded.
+            handled = waiting - len(ready) - (left is not None or broken_off)
+            source.tally.handled += handled
+        # What was recorded is no other's message: no two here are copies of one.
+        self._looked_up_at = direct.changes()
+        if left is not None:
+            self._own(left)
+            self._together = handled >= WORTH_IT
+            self._settle()
+        return len(ready) < waiting
+
+    def _run_one(self, delivery: Delivery, now: float) -> None:
+        """Start one, after a look at what has become of its message."""
+        direct, fingerprint = self._direct, delivery.fingerprint
         if delivery.state is not _ARRIVED:
             self._start(delivery, now)
-        elif fingerprint is None or fingerprint in self._registry.owners or fingerprint in self._direct.known:
+        elif fingerprint is None or fingerprint in self._registry.owners or fingerprint in direct.known:
             self._ask_for([delivery])
-        elif fingerprint in self._recorded:
-            self._outcomes.duplicates([delivery])
+        elif self._looked_up_at != direct.changes() and not self._look_up([delivery]):
+            self._ask_for([delivery])
+        elif delivery.place == IS_DONE:
+            pass  # it is finished
         elif now - delivery.since > delivery.source.ours_for:
             # nsqd is about to give it out again: that delivery will be handled.
             self._outcomes.let_go(delivery)
         else:
-            return True
-        return False
-
-    def _look_up(self, delivery: Delivery) -> None:
-        if delivery.state is _ARRIVED and delivery.fingerprint is not None:
+            delivery.state = _RUNNING
+            if not self._port.run(delivery):
+                self._own(delivery)
+                return
             try:
-                if self._direct.seen([delivery.fingerprint])[0]:
-                    self._outcomes.duplicates([delivery])
-            except Exception:  # noqa: BLE001 - see take
-                self._ask_for([delivery])
+                direct.record(fingerprint, delivery.place)
+            except Exception:  # noqa: BLE001 - the long way meets it too, and makes up for it
+                self._answer(delivery, Outcome.HANDLED)
+                self._own(delivery)
+            else:
+                self._outcomes.succeeded(delivery)
 
-    def _own(self, delivery: Delivery, fingerprint: bytes) -> None:
+    def _own(self, delivery: Delivery) -> None:
         """Its handler has not succeeded in one go: from now on its message has an owner, with a claim."""
+        fingerprint = delivery.fingerprint
+        assert fingerprint is not None  # noqa: S101 - else it is not here
         (delivery.claim,) = self._registry.claims_for([delivery], poll=False)
         delivery.claimed_at = self._clock()
         self._direct.claim(delivery.claim)
         self._registry.owners[fingerprint] = delivery
-
-    def _notice_changes(self) -> None:
-        """What was recorded since, by a claim or by somebody else, may be what waits for its turn."""
-        changes = self._direct.changes()
-        if changes != self._changes:
-            self._changes = changes
-            self.look_again()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import NamedTuple
 
 
@@ -106,6 +106,10 @@ class Traits(NamedTuple):
     """It does I/O: its verbs must not be called on an event loop."""
 
 
+IS_DONE = -1
+"""Among the places of `Direct`."""
+
+
 class Direct(NamedTuple):
     """A store of this process without claims, for a handler that runs from look-up to success in one go.
 
@@ -113,17 +117,17 @@ class Direct(NamedTuple):
     When the handler has not succeeded by the time it returns, `claim` makes up for it before anybody can.
     """
 
-    seen: Callable[[Sequence[bytes]], Sequence[bool]]
-    """Whether the message with each fingerprint is done."""
+    places: Callable[[Sequence[bytes]], Sequence[int]]
+    """Where the message with each fingerprint would be recorded; `IS_DONE` for one that is done."""
 
     changes: Callable[[], int]
     """Another number whenever a message was recorded since, by whomever."""
 
-    known: Container[bytes]
+    known: Set[bytes]
     """Fingerprints of which there is more to know: somebody has a claim, or a hold or tries are kept."""
 
-    record: Callable[[bytes], None]
-    """Record that a message is done that was neither seen nor known."""
+    record: Callable[[bytes, int], None]
+    """Record that a message is done that was neither done nor known, at its place."""
 
     claim: Callable[[Claim], None]
     """Claim such a message."""

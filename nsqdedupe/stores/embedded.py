@@ -238,7 +238,7 @@ class MemoryStore(EmbeddedStore):
         if any(getattr(kind, verb) is not getattr(MemoryStore, verb) for verb in verbs):
             return None
         table = self.table
-        return Direct(table.contains_many, table.changes, self._holders, table.add_new, self._claim)
+        return Direct(table.places, table.changes, self._holders.keys(), table.add_new, self._claim)
 
     def _claim(self, claim: Claim) -> None:
         now = self._clock()

@@ -42,6 +42,7 @@ from nsqdedupe.tables.table_header import LONGEST_HASHING, Shape
 # The tag comes from one half of the fingerprint, the bucket from the other: the messages of one bucket
 # would otherwise share bits of their tags. Unpacking checks the length in passing.
 _split = struct.Struct("<8sQ").unpack
+_split_all = struct.Struct("<8sQ").iter_unpack
 
 _ZERO_8 = bytes(8)
 
@@ -241,19 +242,36 @@ class OppositeBloomFilter:
         """Another number whenever one was added since."""
         return self._added
 
-    def add_new(self, fingerprint: bytes) -> None:
-        """Remember one that is known not to be there: one that is would take a second slot."""
-        tag, index = _split(fingerprint)
-        if self._wide:
-            tag = bytes(fingerprint)
+    def places(self, fingerprints: Sequence[bytes]) -> list[int]:
+        """Where `add_new` would put each, in order; -1: it was added and is still remembered. Changes nothing."""
+        joined = b"".join(fingerprints)
+        if self._wide or self._empty in joined:
+            remembered = self.contains_many(fingerprints)
+            pairs = zip(fingerprints, remembered, strict=True)
+            return [-1 if known else _split(fingerprint)[1] % self._buckets for fingerprint, known in pairs]
+        # As `contains_many` without what only few fingerprints need: this is the way of every message.
+        find, buckets, row, off_grid = self._find, self._buckets, self._row, self._off_grid
+        places: list[int] = []
+        note = places.append
+        for tag, index in _split_all(joined):
+            bucket = index % buckets
+            start = bucket * row
+            position = find(tag, start, start + row)
+            while position > 0 and position & off_grid:
+                position = find(tag, (position | off_grid) + 1, start + row)
+            note(bucket if position < 0 else -1)
+        return places
+
+    def add_new(self, fingerprint: bytes, place: int) -> None:
+        """Remember one that is not, at its place of `places`: one that is would take a second slot."""
+        tag = fingerprint if self._wide else fingerprint[:8]
         if tag == self._empty:
             tag = self._stand_in
-        bucket = index % self._buckets
         cursors = self._cursors
-        cursor = cursors[bucket]
-        self._write(self._tags, bucket * self._row + cursor * self._tag_bytes, tag)
+        cursor = cursors[place]
+        self._write(self._tags, place * self._row + cursor * self._tag_bytes, tag)
         cursor += 1
-        cursors[bucket] = cursor if cursor < self._ways else 0
+        cursors[place] = cursor if cursor < self._ways else 0
         self._added += 1
 
     def add(self, fingerprint: bytes) -> None:
