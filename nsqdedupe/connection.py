@@ -207,15 +207,16 @@ class Connection(Transport):
         start, end = 0, len(data)
         last = end - HEAD_BYTES
         unpack, note_head, note_body = _HEAD.unpack_from, heads.append, bodies.append
+        length, shortest = HEAD_BYTES, _SHORTEST
         while True:
             while start <= last:
                 head = unpack(data, start)
                 size = head[0]
-                after = start + _SIZE + size
-                if head[1] != _MESSAGE or after > end or not _SHORTEST <= size <= MAX_FRAME:
+                after = start + size + 4
+                if head[1] != 2 or after > end or size < shortest:  # noqa: PLR2004
                     break
                 note_head(head)
-                note_body(data[start + HEAD_BYTES : after])
+                note_body(data[start + length : after])
                 start = after
             # No message, or not a whole one, or nothing at all.
             if end - start < _SIZE:
@@ -269,7 +270,8 @@ class Connection(Transport):
     def flush(self) -> None:
         """Write all that waits, in order."""
         self._flushing = False
-        self._join_fins()
+        if self.fins:
+            self._join_fins()
         if not self._out:
             return
         data = b"".join(self._out)

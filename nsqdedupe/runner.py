@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 SLICE = 0.008
 """Seconds of one turn of the event loop that may go to handlers; one that runs longer ends its turn."""
 
+UNCOUNTED = SLICE / 8
+"""Seconds that may go to handlers before the next turn of the loop is asked for, to tell one turn from another."""
+
 TICK = 0.25
 """Seconds between looks at leases and sockets; less where the message timeout is short."""
 
@@ -80,7 +83,9 @@ class Runner(Answering):
         self._events = Events()
         self._tallies: dict[str, Tally] = {}
         self._deduper = make_deduper(self, self._events)
-        self._turn_ends: float | None = None
+        self._worked = 0.0
+        """Seconds of this turn of the loop that went to handlers, and of others before it that were not counted."""
+        self._turn_counts = False
         self._more = False
         self._ticker: asyncio.TimerHandle | None = None
         self._ticked_at = monotonic()
@@ -205,8 +210,10 @@ class Runner(Answering):
         conn.fins += [head[4] for head, is_new in zip(heads, new, strict=True) if not is_new]
         if True not in new:
             return [], True
-        arrived = (itertools.compress(of_all, new) for of_all in (heads, bodies, fingerprints, places))
-        return messages_of(conn, *arrived), True
+        of_new = itertools.compress
+        return messages_of(
+            conn, of_new(heads, new), of_new(bodies, new), of_new(fingerprints, new), of_new(places, new)
+        ), True
 
     def _send_back(self, conn: Connection, heads: list[Head]) -> None:
         """Nsqd may send one more message after it agreed to send none: it goes to somebody else at once."""
@@ -233,27 +240,30 @@ class Runner(Answering):
         loop = self._loop
         if self._more or loop is None:
             return
-        now = monotonic()
-        if self._turn_ends is None:
-            self._turn_ends = now + SLICE
-            loop.call_soon(self._next_turn)
-        elif now >= self._turn_ends:
+        if self._worked >= SLICE:
             self._more = True
             return
+        began = monotonic()
         self.handling.look_at_hooks()
         try:
-            self._more = self._deduper.work(self._turn_ends)
+            self._more = self._deduper.work(began + SLICE - self._worked)
         finally:
             self._flush()
+            self._worked += monotonic() - began
+            if not self._turn_counts and (self._more or self._worked > UNCOUNTED):
+                self._turn_counts = True
+                loop.call_soon(self._next_turn)
         if not self._more:
             self._backlog = 0
-            stalled, self._stalled = self._stalled, []
-            for conn in stalled:
-                loop.call_soon(conn.read_on)
+            if self._stalled:
+                stalled, self._stalled = self._stalled, []
+                for conn in stalled:
+                    loop.call_soon(conn.read_on)
         self._set_timer()
 
     def _next_turn(self) -> None:
-        self._turn_ends = None
+        self._turn_counts = False
+        self._worked = 0.0
         if self._more:
             self._more = False
             self._work()

@@ -82,7 +82,7 @@ class Shortcut:
         self._settle = settle
         self._answer = answer
         self._looked_up_at = UNKNOWN
-        """How many changes the store had seen when the one at the head of the queue, or one before it, was looked up."""
+        """How many changes the store had seen when the first that waits, or one before it, was looked up."""
         self._together = False
         """All that waits arrived together, and is known not to be done if the store has seen no change since."""
 
@@ -183,9 +183,7 @@ class Shortcut:
         direct, fingerprint = self._direct, delivery.fingerprint
         if delivery.state is not _ARRIVED:
             self._start(delivery, now)
-        elif fingerprint is None or fingerprint in self._registry.owners or fingerprint in direct.known:
-            self._ask_for([delivery])
-        elif self._looked_up_at != direct.changes() and not self._look_up([delivery]):
+        elif fingerprint is None or self._is_known(delivery, fingerprint):
             self._ask_for([delivery])
         elif delivery.place == IS_DONE:
             pass  # it is finished
@@ -204,6 +202,13 @@ class Shortcut:
                 self._own(delivery)
             else:
                 self._outcomes.succeeded(delivery)
+
+    def _is_known(self, delivery: Delivery, fingerprint: bytes) -> bool:
+        """Whether there is more to know of its message than its place, or that cannot be told."""
+        direct = self._direct
+        if fingerprint in self._registry.owners or fingerprint in direct.known:
+            return True
+        return self._looked_up_at != direct.changes() and not self._look_up([delivery])
 
     def _own(self, delivery: Delivery) -> None:
         """Its handler has not succeeded in one go: from now on its message has an owner, with a claim."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, KeysView, Sequence
 from typing import NamedTuple
 
 
@@ -123,7 +123,7 @@ class Direct(NamedTuple):
     changes: Callable[[], int]
     """Another number whenever a message was recorded since, by whomever."""
 
-    known: Set[bytes]
+    known: KeysView[bytes]
     """Fingerprints of which there is more to know: somebody has a claim, or a hold or tries are kept."""
 
     record: Callable[[bytes, int], None]

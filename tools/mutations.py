@@ -457,16 +457,20 @@ OF_SLOW_STORES = (
     ),
 )
 
-_KNOWN = "                    and fingerprint not in known\n"
+_TOGETHER = "            and (not direct.known or direct.known.isdisjoint(fingerprints))\n"
+_LOST = "first.source.open\n            and "
 
 OF_THE_SHORTCUT = (
     Mutation(
         "shortcut: what others recorded meanwhile is run again",
-        (Edit(SHORTCUT, "if changes != self._changes:", "if changes < self._changes:"),),
+        (
+            Edit(SHORTCUT, "return self._looked_up_at != direct.changes() and", "return self._looked_up_at < 0 and"),
+            Edit(SHORTCUT, "and self._looked_up_at == direct.changes()", "and self._looked_up_at != UNKNOWN"),
+        ),
     ),
     Mutation(
-        "shortcut: copies that wait together are all run",
-        (Edit(SHORTCUT, "recorded.add(fingerprint)", "recorded.discard(fingerprint)"),),
+        "shortcut: copies that come together are all run",
+        (Edit(SHORTCUT, "            and len(fingerprints) == len(ready)\n", ""),),
     ),
     Mutation(
         "shortcut: who goes on has no claim",
@@ -474,11 +478,15 @@ OF_THE_SHORTCUT = (
     ),
     Mutation(
         "shortcut: a hold is not seen",
-        (Edit(SHORTCUT, " or fingerprint in self._direct.known", ""), Edit(SHORTCUT, _KNOWN, "")),
+        (Edit(SHORTCUT, " or fingerprint in direct.known:", ":"), Edit(SHORTCUT, _TOGETHER, "")),
     ),
     Mutation(
         "shortcut: FIN without a record",
-        (Edit(SHORTCUT, "                            record(fingerprint)\n", "                            pass\n"),),
+        (Edit(SHORTCUT, "                direct.record(fingerprint, delivery.place)\n", "                pass\n"),),
+    ),
+    Mutation(
+        "shortcut: what a lost connection leaves is run",
+        (Edit(SHORTCUT, _LOST, ""),),
     ),
 )
 

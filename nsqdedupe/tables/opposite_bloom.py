@@ -246,9 +246,7 @@ class OppositeBloomFilter:
         """Where `add_new` would put each, in order; -1: it was added and is still remembered. Changes nothing."""
         joined = b"".join(fingerprints)
         if self._wide or self._empty in joined:
-            remembered = self.contains_many(fingerprints)
-            pairs = zip(fingerprints, remembered, strict=True)
-            return [-1 if known else _split(fingerprint)[1] % self._buckets for fingerprint, known in pairs]
+            return [self._place(fingerprint) for fingerprint in fingerprints]
         # As `contains_many` without what only few fingerprints need: this is the way of every message.
         find, buckets, row, off_grid = self._find, self._buckets, self._row, self._off_grid
         places: list[int] = []
@@ -264,15 +262,25 @@ class OppositeBloomFilter:
 
     def add_new(self, fingerprint: bytes, place: int) -> None:
         """Remember one that is not, at its place of `places`: one that is would take a second slot."""
-        tag = fingerprint if self._wide else fingerprint[:8]
-        if tag == self._empty:
-            tag = self._stand_in
         cursors = self._cursors
-        cursor = cursors[place]
-        self._write(self._tags, place * self._row + cursor * self._tag_bytes, tag)
+        try:
+            cursor = cursors[place]
+        except IndexError:
+            self._find(self._empty, 0, 0)  # raises if it is closed
+            place -= self._buckets  # see `_place`
+            fingerprint = self._stand_in
+            cursor = cursors[place]
+        self._write(self._tags, place * self._row + cursor * self._tag_bytes, fingerprint)
         cursor += 1
         cursors[place] = cursor if cursor < self._ways else 0
         self._added += 1
+
+    def _place(self, fingerprint: bytes) -> int:
+        """Its bucket, or -1; beyond the buckets if another tag stands for its own, so that few need be told apart."""
+        if self.contains(fingerprint):
+            return -1
+        bucket: int = _split(fingerprint)[1] % self._buckets
+        return bucket + self._buckets if fingerprint.startswith(self._empty) else bucket
 
     def add(self, fingerprint: bytes) -> None:
         """Remember it. One that is there already keeps its place in the queue."""
@@ -379,7 +387,7 @@ def _pages(size: int) -> mmap.mmap:
 
 def _store_8(tags: bytearray | mmap.mmap, position: int, tag: bytes) -> None:
     """Write 8 aligned bytes at once. `struct.pack_into` writes zeros first, and a kill may come in between."""
-    tags[position : position + 8] = tag
+    tags[position : position + 8] = tag[:8]
 
 
 def _store_16(tags: bytearray | mmap.mmap, position: int, tag: bytes) -> None:

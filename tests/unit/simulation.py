@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 
-from harness import Gate, SlowCalls
+from harness import Gate, SlowCalls, run_in_one_loop
 from simulated_nsq import MSG_TIMEOUT, Arrival, Copy, GuardedStore, Link, Message, Nsqd, PlainStore, Run
 
 from nsqdedupe.deduper import Deduper
@@ -155,6 +156,11 @@ class Process:
             delivery.never = run is Run.NEVER and message.fingerprint is not None
             self.pending.append(delivery)
         return False
+
+    def run_on(
+        self, ready: deque[Delivery], count: int, record: Callable[[bytes, int], None], until: float, /
+    ) -> Delivery | None:
+        return run_in_one_loop(self, self.deduper, ready, count, record, lambda: self.world.clock() >= until)
 
     def _check_tries(self, arrival: Arrival) -> None:
         """Tries are counted once each, and spaced as with one copy."""

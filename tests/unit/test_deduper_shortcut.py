@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from harness import MSG_TIMEOUT, Consumer, Copy, fingerprint_of, jittered
 
-from nsqdedupe import shortcut as shortcut_module
 from nsqdedupe.delivery import Delivery, Outcome, State
-from nsqdedupe.store import Answer, Claim
+from nsqdedupe.store import IS_DONE, Answer, Claim
 from nsqdedupe.stores.embedded import EmbeddedStore, MemoryStore
 from nsqdedupe.testing import ManualClock
 
@@ -30,9 +29,11 @@ class Short(Consumer):
         return Short(self.clock, self.store, **options)
 
 
-@pytest.fixture
-def consumer() -> Short:
-    return Short()
+@pytest.fixture(params=[True, False], ids=["in one loop", "one by one"])
+def consumer(request: pytest.FixtureRequest) -> Short:
+    consumer = Short()
+    consumer.runs_on = request.param
+    return consumer
 
 
 def test_a_success_is_recorded_and_answered_and_never_had_a_claim(consumer: Short) -> None:
@@ -58,8 +59,8 @@ def test_copies_that_wait_for_their_turn_together_are_handled_once(consumer: Sho
     consumer.take("1/b", "2/b")
     consumer.work()
     did = consumer.did()
-    assert did[:2] == [("run", "1/a"), ("run", "2/a")]
-    assert sorted(did[2:]) == [("FIN", "1/a"), ("FIN", "2/a"), ("FIN unrun", "1/b"), ("FIN unrun", "2/b")]
+    assert did[:4] == [("run", "1/a"), ("FIN", "1/a"), ("run", "2/a"), ("FIN", "2/a")]
+    assert sorted(did[4:]) == [("FIN unrun", "1/b"), ("FIN unrun", "2/b")]
     assert consumer.counts() == {"received": 4, "handled": 2, "duplicates": 2}
 
 
@@ -78,15 +79,55 @@ def test_what_is_recorded_by_hand_meanwhile_is_not_run_again(consumer: Short) ->
     assert consumer.did() == [("FIN unrun", "a")]
 
 
-def test_what_waits_is_looked_up_again_when_too_much_was_recorded(
-    consumer: Short, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shortcut_module, "RECORDED_AT_MOST", 1)
-    consumer.take("1/a", "2/a", "1/b", "3/a", "2/b")
+def test_copies_in_one_batch_are_handled_once(consumer: Short) -> None:
+    consumer.take("1/a", "2/a", "1/A", "3/a", "2/A")
     for _ in range(10):
         consumer.work(until=-1.0)  # one at a time
     assert [note for note in consumer.did() if note[0] == "run"] == [("run", "1/a"), ("run", "2/a"), ("run", "3/a")]
+    assert consumer.counts() == {"received": 5, "handled": 3, "duplicates": 2}
     assert consumer.is_idle()
+
+
+def test_what_the_slice_leaves_is_run_in_the_next_one(consumer: Short) -> None:
+    consumer.take("1/a", "2/a", "3/a")
+    assert consumer.work(until=-1.0)
+    assert consumer.did() == [("run", "1/a"), ("FIN", "1/a")]
+    consumer.beside().deliver("2/b")
+    assert not consumer.work()
+    assert consumer.did() == [("FIN unrun", "2/a"), ("run", "3/a"), ("FIN", "3/a")]
+
+
+def test_many_are_run_in_one_loop_and_go_on_in_another_after_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = Short()
+    loops: list[int] = []
+    run_on = consumer.run_on
+    monkeypatch.setattr(consumer, "run_on", lambda *args: (loops.append(args[1]), run_on(*args))[1])
+
+    def run(delivery: Delivery) -> bool:
+        assert isinstance(delivery, Copy)
+        if delivery.name not in ("10/a", "12/a"):
+            return True
+        consumer.deduper.answer(delivery, Outcome.FAILED)
+        return False
+
+    consumer.on_run = run
+    consumer.deliver(*(f"{number}/a" for number in range(1, 21)))
+    assert loops == [20, 10]  # not a third one for what comes after the second failure, which came soon
+    assert consumer.counts() == {"received": 20, "handled": 18, "failed": 2}
+
+
+def test_a_message_that_is_known_here_already_leads_all_to_the_long_way(consumer: Short) -> None:
+    consumer.on_run = lambda delivery: False
+    consumer.deliver("1/a")
+    consumer.on_run = lambda delivery: True
+    consumer.deliver("1/b", "2/b")
+    assert consumer.held == ["1/b"]
+    other = consumer.beside()
+    other.deliver("1/c", "3/c")
+    assert other.deliveries["1/c"].state is State.WAITING
+    assert other.did() == [("run", "3/c"), ("FIN", "3/c")]
+    consumer.succeed("1/a")
+    assert consumer.did()[-2:] == [("FIN", "1/a"), ("FIN unrun", "1/b")]
 
 
 # -- those that do not succeed in one go ---------------------------------------------------------
@@ -196,6 +237,51 @@ def test_what_waits_when_its_connection_is_lost_is_let_go(consumer: Short) -> No
     assert consumer.did() == [("abandon", "1/a"), ("run", "2/b"), ("FIN", "2/b")]
 
 
+def test_what_came_together_is_let_go_when_its_connection_is_lost(consumer: Short) -> None:
+    consumer.take("1/a", "2/a")
+    consumer.lose("a")
+    consumer.work()
+    assert consumer.did() == [("abandon", "1/a"), ("abandon", "2/a")]
+    assert consumer.counts() == {"received": 2, "unanswered": 2}
+
+
+def test_what_waits_is_let_go_when_a_handler_loses_its_connection(consumer: Short) -> None:
+    def run(delivery: Delivery) -> bool:
+        assert isinstance(delivery, Copy)
+        if delivery.name == "2/a":
+            consumer.lose("a")
+        return True
+
+    consumer.on_run = run
+    consumer.deliver("1/a", "2/a", "3/a")
+    assert consumer.did() == [
+        *(("run", "1/a"), ("FIN", "1/a"), ("run", "2/a")),
+        *(("abandon", "3/a"), ("abandon", "2/a")),
+    ]
+    assert consumer.counts() == {"received": 3, "handled": 1, "unanswered": 2}
+    consumer.deliver("2/b", "3/b")
+    assert sorted(consumer.did()) == [("FIN", "3/b"), ("FIN unrun", "2/b"), ("run", "3/b")]
+
+
+def test_a_handler_that_ends_the_program_is_counted_and_what_waits_goes_on(consumer: Short) -> None:
+    def run(delivery: Delivery) -> bool:
+        assert isinstance(delivery, Copy)
+        if delivery.name != "2/a":
+            return True
+        consumer.deduper.answer(delivery, Outcome.CANCELLED)
+        raise KeyboardInterrupt
+
+    consumer.on_run = run
+    consumer.take("1/a", "2/a", "3/a")
+    with pytest.raises(KeyboardInterrupt):
+        consumer.work()
+    did = [note[:2] for note in consumer.did()]
+    assert did == [("run", "1/a"), ("FIN", "1/a"), ("run", "2/a"), ("REQ unrun", "2/a")]
+    consumer.work()
+    assert consumer.did() == [("run", "3/a"), ("FIN", "3/a")]
+    assert consumer.counts() == {"received": 3, "handled": 2, "failed": 1}
+
+
 def test_a_success_whose_handler_lost_its_connection_is_recorded_and_not_answered(consumer: Short) -> None:
     consumer.on_run = lambda delivery: consumer.lose("a") is None
     consumer.deliver("a")
@@ -229,7 +315,6 @@ def test_a_store_that_is_closed_loses_nothing(consumer: Short, when: str, caplog
     consumer.take("1/a", "2/a")
     if when == "waiting":
         consumer.store.close()
-        consumer.deduper._shortcut.look_again()  # type: ignore[union-attr]
     with caplog.at_level(logging.WARNING):
         consumer.work()
         consumer.work()
@@ -275,8 +360,12 @@ def test_claims_that_nobody_came_back_for_are_swept_up() -> None:
 def test_copies_of_what_is_done_are_told_before_they_are_messages(consumer: Short) -> None:
     consumer.deliver("1/a")
     source = consumer.source("b")
-    assert consumer.deduper.sift(source, [fingerprint_of("1"), fingerprint_of("2")]) == [True, False]
-    consumer.deduper.take(consumer.copies("2/b"), sifted=True)
+    places = consumer.deduper.sift(source, [fingerprint_of("1"), fingerprint_of("2")])
+    assert places is not None
+    assert places[0] == IS_DONE != places[1]
+    (new,) = consumer.copies("2/b")
+    new.place = places[1]
+    consumer.deduper.take([new], sifted=True)
     consumer.work()
     assert consumer.did()[2:] == [("run", "2/b"), ("FIN", "2/b")]
     assert consumer.counts() == {"received": 3, "handled": 2, "duplicates": 1}
@@ -295,7 +384,7 @@ def test_what_was_handled_is_answered_when_its_reader_is_closed_by_a_later_handl
         assert isinstance(delivery, Copy)
         if delivery.name == "3/a":
             consumer.deduper.settle()  # what a reader does first when it is closed
-            assert consumer.did()[-2:] == [("FIN", "1/a"), ("FIN", "2/a")]
+            assert consumer.did()[-3:] == [("run", "2/a"), ("FIN", "2/a"), ("run", "3/a")]
         return True
 
     consumer.on_run = run

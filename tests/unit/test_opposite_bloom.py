@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from nsqdedupe import sizing
-from nsqdedupe.errors import ConfigError
+from nsqdedupe.errors import ConfigError, StoreError
 from nsqdedupe.tables.opposite_bloom import OppositeBloomFilter
 from nsqdedupe.tables.table import Table
 
@@ -60,12 +60,24 @@ def test_what_is_known_to_be_new_is_added_as_any_other(ways: int, tag_bytes: int
     fps = [ZERO, *(numbered(n, bucket=n) for n in range(1, 3 * ways))]
     for fp in fps:
         changes = one.changes()
-        one.add_new(fp)
+        (place,) = one.places([fp])
+        one.add_new(fp, place)
         assert one.changes() != changes
         other.add(fp)
+        assert one.places([fp]) == [-1]
     assert bytes(one._tags) == bytes(other._tags)
     assert bytes(one._cursors) == bytes(other._cursors)
     assert one.contains(fps[-1])
+
+
+def test_a_place_of_a_table_that_is_closed_is_none() -> None:
+    table = OppositeBloomFilter(slots=64)
+    (place,) = table.places([numbered(1)])
+    table.close()
+    with pytest.raises(StoreError, match="closed"):
+        table.places([numbered(1)])
+    with pytest.raises(StoreError, match="closed"):
+        table.add_new(numbered(1), place)
 
 
 @pytest.mark.parametrize("verb", ["add", "check_and_set", "add_many"])
