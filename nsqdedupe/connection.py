@@ -166,26 +166,33 @@ class Connection(Transport):
 
     def _take(self, chunk: bytes) -> bool:
         self.last_recv_timestamp = time.time()
-        data = chunk
-        if self._parts:
-            self._parts.append(chunk)
-            self._lacks -= len(chunk)
-            if self._lacks > 0:
-                return True
-            data = b"".join(self._parts)
-            self._parts.clear()
         heads: list[Head] = []
         bodies: list[bytes] = []
+        start = 0
         try:
-            end = self._parse(data, heads, bodies)
+            while self._parts:
+                # A frame that began in an earlier chunk is put together for itself, so that this one is not copied.
+                part = chunk[start : start + self._lacks]
+                start += len(part)
+                self._parts.append(part)
+                self._lacks -= len(part)
+                if self._lacks > 0:
+                    return True
+                frame = b"".join(self._parts)
+                self._parts.clear()
+                self._keep(frame, self._parse(frame, 0, heads, bodies))
+            self._keep(chunk, self._parse(chunk, start, heads, bodies))
         except ValueError as error:
             self.fail(nsq.protocol.IntegrityError(str(error)))
             return False
-        if end < len(data):
-            self._parts.append(data[end:])
         if self.closed():
             return False
-        return not heads or self._hand_over(heads, bodies, len(data))
+        self._suit(len(chunk), len(heads))
+        return not heads or self._hand_over(heads, bodies, len(chunk))
+
+    def _keep(self, data: bytes, end: int) -> None:
+        if end < len(data):
+            self._parts.append(data[end:])
 
     def _hand_over(self, heads: list[Head], bodies: list[bytes], size: int) -> bool:
         self.last_msg_timestamp = self.last_recv_timestamp
@@ -196,15 +203,15 @@ class Connection(Transport):
             logger.exception("[%s] failed to take %d messages", self.id, len(heads))
             return True
 
-    def _parse(self, data: bytes, heads: list[Head], bodies: list[bytes]) -> int:
-        """Split all whole frames off; returns how many bytes they took, and sets how many the next one lacks.
+    def _parse(self, data: bytes, start: int, heads: list[Head], bodies: list[bytes]) -> int:
+        """Split all whole frames off; returns where they end, and sets how many bytes the next one lacks.
 
         Messages are appended to the lists, other frames are handled by pynsq at once.
 
         Raises:
             ValueError: a frame's size is out of range.
         """
-        start, end = 0, len(data)
+        end = len(data)
         last = end - HEAD_BYTES
         unpack, note_head, note_body = _HEAD.unpack_from, heads.append, bodies.append
         length, shortest = HEAD_BYTES, _SHORTEST

@@ -18,7 +18,13 @@ from nsqdedupe.clock import monotonic
 from nsqdedupe.link import Link
 
 CHUNK = 65536
-"""Bytes asked for at a time: what IOStream takes from the socket in one call."""
+"""Bytes asked for at a time: what IOStream takes from the socket in one call, and the least asked of the bare one."""
+
+LARGEST = 4 * CHUNK
+"""The most asked of the bare socket."""
+
+WORTH_A_TURN = 128
+"""Messages: where a full read brings fewer, what each turn of the loop costs is felt, and the next asks for more."""
 
 
 class Transport(Link):
@@ -33,6 +39,8 @@ class Transport(Link):
         self._pending: asyncio.Future[bytes] | None = None
         self._bare: socket.socket | None = None
         """Its socket, once that is read from and written to without the stream."""
+        self._wanted = CHUNK
+        """Bytes asked of the bare socket at a time."""
         self._paused = False
         self._emptied = True
         """The last read of the bare socket took all that was there."""
@@ -112,7 +120,7 @@ class Transport(Link):
     def _on_readable(self, sock: socket.socket) -> None:
         now = monotonic()  # before the call: what comes during it may be left for the next
         try:
-            chunk = sock.recv(CHUNK)
+            chunk = sock.recv(self._wanted)
         except BlockingIOError:
             return
         except OSError as error:
@@ -122,13 +130,21 @@ class Transport(Link):
             self.stream.close()
             return
         # What is read short has been read to its end: what comes next arrived later.
-        self._emptied = len(chunk) < CHUNK
+        self._emptied = len(chunk) < self._wanted
         go_on = self._take(chunk)
         if self._emptied:
             self.seen_empty = now
         if not go_on:
             self._paused = True
             self._watch(sock)
+
+    def _suit(self, size: int, messages: int) -> None:
+        """A read brought so many messages: ask for more at a time where they are large, for less where small."""
+        if size >= self._wanted:
+            if messages < WORTH_A_TURN:
+                self._wanted = min(LARGEST, 2 * self._wanted)
+            elif messages > LARGEST // CHUNK * WORTH_A_TURN:
+                self._wanted = max(CHUNK, self._wanted // 2)
 
     def _send(self, sock: socket.socket, data: bytes | bytearray) -> int:
         """How many bytes the system has taken, or what has to be done with was done."""

@@ -17,7 +17,7 @@ from fake_nsqd import ERROR, connected, frame, message, message_id
 from servers import eventually_async
 
 from nsqdedupe.clock import monotonic
-from nsqdedupe.transport import CHUNK
+from nsqdedupe.transport import CHUNK, LARGEST
 
 LINE = 1 << 16
 
@@ -194,6 +194,42 @@ def test_what_lies_unread_is_never_taken_for_younger_than_it_is() -> None:
             await eventually_async(lambda: len(fake.answers(b"FIN")) == 11)
             assert sizes[0] == CHUNK
             assert (moved[0], moved[-1]) == (False, True)
+            at_rest(reader)
+
+    on_loop(main())
+
+
+def test_more_is_read_at_a_time_where_messages_are_large_and_less_again_where_they_are_small() -> None:
+    sizes: list[int] = []
+    large = b"".join(message(number, bytes(10_000)) for number in range(60))
+    small = b"".join(message(number, b"") for number in range(60, 20_000))
+
+    async def main() -> None:
+        async with connected(lambda _: True, key=by_id) as (fake, reader, conn):
+            await eventually_async(lambda: conn.subscribed)
+            conn.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+            receive = conn._receive
+
+            def take(conn: Any, *batch: Any) -> bool:
+                sizes.append(batch[-1])
+                return bool(receive(conn, *batch))
+
+            async def read(messages: bytes) -> None:
+                """All of them when they are there, so that each read but the last brings what was asked for."""
+                conn._paused = True
+                conn._watch(conn._bare)
+                await fake.send(messages)
+                await eventually_async(lambda: unread(conn.stream.socket) == len(messages))
+                sizes.clear()
+                conn.read_on()
+                await eventually_async(lambda: sum(sizes) == len(messages))
+
+            conn._receive = take
+            await read(large)
+            assert sizes == [CHUNK, 2 * CHUNK, LARGEST, len(large) - CHUNK - 2 * CHUNK - LARGEST]
+            await read(small)
+            assert sizes[:4] == [LARGEST, LARGEST // 2, LARGEST // 4, CHUNK]
+            await eventually_async(lambda: len(fake.answers(b"FIN")) == 20_000)
             at_rest(reader)
 
     on_loop(main())
