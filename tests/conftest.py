@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from relay import Relay, relay
 from servers import Servers
 
 from nsqdedupe.cli.local_memcached import Memcached
@@ -68,9 +69,24 @@ def nsqd_pair(request: pytest.FixtureRequest, servers: Servers, lookupd: Nsqlook
 
 @pytest.fixture(scope="session")
 def memcached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Memcached]:
-    """A memcached for all tests, each in its own namespace; to kill one, start `servers.memcached()`."""
+    """A memcached for all tests, each in its own namespace; `server` is one to kill."""
     with Memcached(directory=tmp_path_factory.mktemp("memcached")) as server:
         yield server
+
+
+@pytest.fixture
+def server(servers: Servers) -> Iterator[Memcached]:
+    """A memcached of this test's own."""
+    server = servers.memcached()
+    yield server
+    server.kill()  # it takes a second to end otherwise
+
+
+@pytest.fixture
+def line(memcached: Memcached) -> Iterator[Relay]:
+    """To the memcached of all tests, through somebody who counts and can cut."""
+    with relay(memcached.tcp_port) as made:
+        yield made
 
 
 @pytest.fixture

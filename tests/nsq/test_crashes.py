@@ -29,11 +29,6 @@ from nsqdedupe.cli.local_nsq import DURABLE, Nsqd, Nsqlookupd
 Pair = tuple[Nsqd, Nsqd]
 
 
-@pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return Journal(tmp_path / "journal")
-
-
 @pytest.mark.nsqd_flags(*DURABLE)
 def test_an_nsqd_is_killed_and_what_it_brings_back_are_duplicates(
     nsqd_pair: Pair, lookupd: Nsqlookupd, topic: str, channel: str

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from servers import Servers, eventually, processes_in
+from servers import Servers
 
 from nsqdedupe.cli.local_memcached import Memcached, find_memcached
 from nsqdedupe.cli.local_server import LocalServerError
@@ -51,22 +51,6 @@ def test_a_port_that_is_taken_is_reported_with_the_log(servers: Servers, memcach
 def test_a_memcached_that_is_cut_off_is_not_there_yet(servers: Servers) -> None:
     with pytest.raises(ConnectionError):
         servers.memcached().command("quit")
-
-
-def test_it_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
-    program = (
-        "import pathlib, sys, time\n"
-        "from nsqdedupe.cli.local_memcached import Memcached\n"
-        "Memcached(directory=pathlib.Path(sys.argv[1])).start()\n"
-        "print('started', flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == b"started\n"
-        assert len(processes_in(tmp_path)) == 1
-        parent.kill()
-    eventually(lambda: processes_in(tmp_path), until=lambda left: left == [])
 
 
 def test_the_named_program_is_the_only_one_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

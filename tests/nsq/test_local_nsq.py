@@ -6,8 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -140,23 +138,6 @@ def test_a_server_of_its_own_leaves_nothing_behind() -> None:
         assert len(processes_in(directory)) == 1
     assert not directory.exists()
     assert processes_in(directory) == []
-
-
-def test_servers_die_with_the_process_that_started_them(tmp_path: Path) -> None:
-    """Not even SIGKILL of a test run may leave a server behind."""
-    program = (
-        "import pathlib, sys, time\n"
-        "from nsqdedupe.cli.local_nsq import Nsqd\n"
-        "Nsqd(directory=pathlib.Path(sys.argv[1])).start()\n"
-        "print('started', flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == b"started\n"
-        assert len(processes_in(tmp_path)) == 1
-        parent.kill()
-    eventually(lambda: processes_in(tmp_path), until=lambda left: left == [])
 
 
 def test_the_named_directory_is_the_only_place_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

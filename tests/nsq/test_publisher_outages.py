@@ -118,20 +118,6 @@ def test_an_outage_is_logged_when_it_begins_and_when_it_ends(
     assert f"[{nsqd.tcp_address}] connected again" in caplog.messages[1]
 
 
-@pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The longest that each pause might have been; they are not waited for, and no restart is likely."""
-    asked: list[float] = []
-
-    def none(low: float, high: float) -> float:
-        asked.append(high)
-        return 0.0
-
-    monkeypatch.setattr("nsqdedupe.pauses.HURRY", -1.0)
-    monkeypatch.setattr("nsqdedupe.pauses.random.uniform", none)
-    return asked
-
-
 def test_an_nsqd_that_hangs_up_at_each_publish_is_not_hammered(
     topic: str, pauses: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -120,16 +120,8 @@ def test_connections_that_break_in_the_middle_lose_nothing(nsqd: Nsqd, topic: st
 # -- an nsqd that does not do what it should -----------------------------------------------------
 
 
-def test_an_nsqd_that_hangs_up_at_once_is_not_hammered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pauses grow although each attempt connects; each pause here is as long as a real one, but not waited for."""
-    asked: list[float] = []
-
-    def none(low: float, high: float) -> float:
-        asked.append(high)
-        return 0.0
-
-    monkeypatch.setattr("nsqdedupe.pauses.HURRY", -1.0)
-    monkeypatch.setattr("nsqdedupe.pauses.random.uniform", none)
+def test_an_nsqd_that_hangs_up_at_once_is_not_hammered(pauses: list[float]) -> None:
+    """The pauses grow although each attempt connects."""
 
     async def main() -> None:
         async with connected(lambda _: True) as (fake, reader, _):
@@ -139,18 +131,13 @@ def test_an_nsqd_that_hangs_up_at_once_is_not_hammered(monkeypatch: pytest.Monke
                 await eventually_async(lambda: next(iter(reader.conns.values())).subscribed)
 
     on_loop(main())
-    assert asked[:11] == [min(60, 0.1 * 2**number) for number in range(11)]
+    assert pauses[:11] == [min(60, 0.1 * 2**number) for number in range(11)]
 
 
-def test_a_connection_that_stood_begins_with_short_pauses_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[float] = []
-
-    def none(low: float, high: float) -> float:
-        asked.append(high)
-        return 0.0
-
+def test_a_connection_that_stood_begins_with_short_pauses_again(
+    pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("nsqdedupe.dialer.STEADY", 0.0)
-    monkeypatch.setattr("nsqdedupe.pauses.random.uniform", none)
 
     async def main() -> None:
         async with connected(lambda _: True) as (fake, reader, _):
@@ -160,7 +147,7 @@ def test_a_connection_that_stood_begins_with_short_pauses_again(monkeypatch: pyt
                 await eventually_async(lambda number=number: fake.subscribed == number and reader.conns)
 
     on_loop(main())
-    assert asked[:4] == [0.1] * 4
+    assert pauses[:4] == [0.1] * 4
 
 
 def test_an_nsqd_that_never_answers_is_given_up_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,11 +19,6 @@ from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
 from nsqdedupe.reader import live_readers
 
 Pair = tuple[Nsqd, Nsqd]
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return Journal(tmp_path / "journal")
 
 
 @pytest.fixture

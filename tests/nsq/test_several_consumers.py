@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,11 +28,6 @@ MESSAGES = int(os.environ.get("SEVERAL_MESSAGES", "50000"))
 """They take some 10 s: what can happen between consumers shall have happened often."""
 
 MESSAGES_DECORATED = MESSAGES // 10
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return Journal(tmp_path / "journal")
 
 
 @pytest.fixture

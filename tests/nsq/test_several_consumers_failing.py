@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 from consumers import PATIENCE, owed, publish, watched_channel
 from processes import Journal, consumer_process, told_to_stop
 from servers import eventually
-from several import end_lease, ready, store_url
+from several import end_lease, ready
 
 from nsqdedupe.cli.local_memcached import Memcached
 from nsqdedupe.cli.local_nsq import Nsqd
@@ -19,16 +18,6 @@ from nsqdedupe.cli.local_nsq import Nsqd
 Pair = tuple[Nsqd, Nsqd]
 
 MAX_TRIES = 3
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return Journal(tmp_path / "journal")
-
-
-@pytest.fixture
-def url(memcached: Memcached, topic: str) -> str:
-    return store_url(memcached, topic)
 
 
 def test_a_message_that_always_fails_is_tried_so_often_in_all_and_given_up_once(

@@ -10,7 +10,6 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from consumers import (
@@ -28,26 +27,15 @@ from consumers import (
 )
 from processes import Journal, consumer_process, told_to_stop
 from servers import eventually, eventually_async
-from several import store_url, verdicts
+from several import verdicts
 
 from nsqdedupe import Store, Verdict, open_store
-from nsqdedupe.cli.local_memcached import Memcached
 from nsqdedupe.cli.local_nsq import Nsqd
 
 Pair = tuple[Nsqd, Nsqd]
 
 SHORT = "--msg-timeout=1s"
 """So the lease is 3 s."""
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return Journal(tmp_path / "journal")
-
-
-@pytest.fixture
-def url(memcached: Memcached, topic: str) -> str:
-    return store_url(memcached, topic)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from consumers import (
     watched_channel,
 )
 from messages import give_up_after
-from servers import Servers, eventually_async
+from servers import eventually_async
 from several import store_url
 
 from nsqdedupe import MemcachedStore, open_store
@@ -42,14 +42,6 @@ AWAY = float(os.environ.get("OUTAGE_SECONDS", "0"))
 
 TIMEOUT = 1.0
 BATCH = 200
-
-
-@pytest.fixture
-def server(servers: Servers) -> Iterator[Memcached]:
-    """One of this test's own."""
-    server = servers.memcached()
-    yield server
-    server.kill()  # it takes a second to end otherwise
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from consumers import (
     publish,
     watched_channel,
 )
-from relay import Relay, relay
+from relay import Relay
 from servers import eventually_async
 from several import store_url
 
@@ -30,12 +30,6 @@ from nsqdedupe.cli.local_nsq import Nsqd
 from nsqdedupe.waiting import Waiting
 
 Pair = tuple[Nsqd, Nsqd]
-
-
-@pytest.fixture
-def line(memcached: Memcached) -> Iterator[Relay]:
-    with relay(memcached.tcp_port) as made:
-        yield made
 
 
 @pytest.fixture

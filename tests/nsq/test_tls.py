@@ -30,12 +30,6 @@ def _in_a_hurry(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixtur
     caplog.set_level(logging.ERROR, "tornado.general")  # warns of each handshake that fails
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """For 127.0.0.1."""
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
 def tls(**options: Any) -> dict[str, Any]:
     return {"tls_v1": True, "tls_options": options}
 

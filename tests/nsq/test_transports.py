@@ -24,12 +24,6 @@ TRANSPORTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """For 127.0.0.1."""
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
 @pytest.mark.parametrize("options", TRANSPORTS.values(), ids=TRANSPORTS)
 def test_under_load_each_message_is_handled_once(
     options: dict[str, Any], certificates: Certificates, servers: Servers, topic: str, channel: str

@@ -68,12 +68,6 @@ def test_importing_the_package_does_not_import_pymemcache() -> None:
 
 
 @pytest.fixture
-def line(memcached: Memcached) -> Iterator[Relay]:
-    with relay(memcached.tcp_port) as made:
-        yield made
-
-
-@pytest.fixture
 def alone() -> Iterator[Relay]:
     """What is no memcached at all: it answers by itself."""
     with relay(None) as made:

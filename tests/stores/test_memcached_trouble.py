@@ -27,7 +27,7 @@ from messages import (
     sibling,
     verdicts,
 )
-from relay import Relay, relay
+from relay import Relay
 from servers import MOMENT, Servers
 from test_memcached_verbs import Handle
 
@@ -38,14 +38,6 @@ from nsqdedupe.store import Answer, Claim, Release, Store
 from nsqdedupe.testing import ManualClock
 
 WINDOW = 10_000
-
-
-@pytest.fixture
-def server(servers: Servers) -> Iterator[Memcached]:
-    """One of this test's own."""
-    server = servers.memcached()
-    yield server
-    server.kill()  # it takes a second to end otherwise
 
 
 @pytest.fixture
@@ -63,12 +55,6 @@ def store(server: Memcached, clock: ManualClock) -> Iterator[Handle]:
 @pytest.fixture
 def peer(server: Memcached) -> Iterator[Handle]:
     with contextlib.closing(Handle(server.tcp_address, window=WINDOW)) as made:
-        yield made
-
-
-@pytest.fixture
-def line(memcached: Memcached) -> Iterator[Relay]:
-    with relay(memcached.tcp_port) as made:
         yield made
 
 

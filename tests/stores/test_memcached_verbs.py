@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from messages import DONE, IN_PROGRESS, NEW, Patient, ask, deliveries, delivery, message, own, sibling, verdicts
-from relay import Relay, relay
+from relay import Relay
 
 from nsqdedupe.cli.local_memcached import Memcached
 from nsqdedupe.errors import ConfigError, StoreError
@@ -60,12 +60,6 @@ class Handle(Patient):
 @pytest.fixture
 def namespace() -> str:
     return uuid.uuid4().hex
-
-
-@pytest.fixture
-def line(memcached: Memcached) -> Iterator[Relay]:
-    with relay(memcached.tcp_port) as made:
-        yield made
 
 
 @pytest.fixture

@@ -1,0 +1,44 @@
+"""Fixtures for tests on real nsqds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from certificates import Certificates
+from processes import Journal
+from several import store_url
+
+from nsqdedupe.cli.local_memcached import Memcached
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    """What consumer processes have done."""
+    return Journal(tmp_path / "journal")
+
+
+@pytest.fixture
+def url(memcached: Memcached, topic: str) -> str:
+    """Of a store of this test's own, for several consumers."""
+    return store_url(memcached, topic)
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """For 127.0.0.1."""
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The longest that each pause might have been; they are not waited for, and no restart is likely."""
+    asked: list[float] = []
+
+    def none(low: float, high: float) -> float:
+        asked.append(high)
+        return 0.0
+
+    monkeypatch.setattr("nsqdedupe.pauses.HURRY", -1.0)
+    monkeypatch.setattr("nsqdedupe.pauses.random.uniform", none)
+    return asked
