@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import importlib
 import json
 import sys
@@ -23,6 +24,8 @@ import nsqdedupe
 from nsqdedupe.fingerprint import key_hasher
 
 RECALL = 0.999
+LIMIT = 0.01
+"""Seconds that a turn of the event loop should not exceed, beside what one run of the handler takes."""
 
 Copies = Callable[[], int]
 """How many copies were handled or finished so far."""
@@ -114,23 +117,45 @@ def naively(job: Job, handler: Handler) -> tuple[Handler, Copies]:
 class Turns:
     """Measures the turns of the event loop while copies are handled, by a callback in each."""
 
-    def __init__(self, copies: Copies) -> None:
+    def __init__(self, copies: Copies, limit: float) -> None:
         self._copies = copies
+        self._limit = limit
         self._last = self._last_cpu = 0.0
         self._all: list[tuple[float, float]] = []
+        self._collecting = self._longest_collection = 0.0
+        gc.callbacks.append(self._on_collection)
         self._look()
+
+    def _on_collection(self, phase: str, _: object) -> None:
+        if phase == "start":
+            self._collecting = time.thread_time()
+        else:
+            self._longest_collection = max(self._longest_collection, time.thread_time() - self._collecting)
 
     def _look(self) -> None:
         now, cpu = time.perf_counter(), time.thread_time()
         if self._all or self._copies():
             self._all.append((now - self._last, cpu - self._last_cpu))
+        else:
+            self._longest_collection = 0.0
         self._last, self._last_cpu = now, cpu
         asyncio.get_running_loop().call_soon(self._look)
 
     def figures(self) -> dict[str, float]:
-        """The longest turn, and the most CPU that one took: a busy machine makes turns long that do little."""
+        """The longest turn, and the most CPU that one took: a busy machine makes turns long that do little.
+
+        Python's garbage collector goes through all objects now and then, in whatever turn that falls.
+        """
         longest, most = (max(values) * 1e3 for values in zip(*self._all, strict=True))
-        return {"longest_ms": longest, "most_cpu_ms": most, "turns": len(self._all)}
+        over, over_cpu = (sum(value > self._limit for value in values) for values in zip(*self._all, strict=True))
+        return {
+            "longest_ms": longest,
+            "over": over,
+            "most_cpu_ms": most,
+            "over_cpu": over_cpu,
+            "collection_ms": self._longest_collection * 1e3,
+            "turns": len(self._all),
+        }
 
 
 async def measure(job: Job) -> None:
@@ -139,7 +164,7 @@ async def measure(job: Job) -> None:
     with tempfile.TemporaryDirectory() as folder:
         copies = start(job, handling, Path(folder))
         sampler = Sampler(job)
-        turns = Turns(copies) if job.turns else None
+        turns = Turns(copies, LIMIT + job.work) if job.turns else None
         await sampler.watch(copies)
         figures = sampler.figures() | handling.figures() | (turns.figures() if turns else {})
         print(json.dumps(figures), flush=True)
