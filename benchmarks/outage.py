@@ -24,8 +24,7 @@ from typing import Any
 from contest import Servers, publish, servers
 from figures import Conditions, markdown, options, settle, spread, tell
 from job import Job
-
-import nsqdedupe
+from sharing import Sharing
 
 POLICIES = ("process", "requeue")
 FAULTS = ("none", "killed", "hangs")
@@ -39,29 +38,11 @@ Figures = dict[str, Any]
 
 async def consume(job: Job, policy: str) -> None:
     """Consume; write figures for each line of standard input."""
-    runs = 0
-
-    async def handle(_: Any) -> bool:  # noqa: ANN401 - pynsq's, ours
-        nonlocal runs
-        runs += 1
-        await asyncio.sleep(WORK)
-        return True
-
-    if job.nsqds:
-        nsqdedupe.DedupeReader(
-            topic=job.topic,
-            channel=job.channel,
-            message_handler=handle,
-            nsqd_tcp_addresses=job.nsqds,
-            max_in_flight=job.max_in_flight,
-            key=nsqdedupe.BODY,
-            store=nsqdedupe.open_store(f"memcached://{job.memcached}?window={10 * job.messages}&namespace={job.topic}"),
-            on_store_error=policy,  # type: ignore[arg-type]
-        )
+    sharing = Sharing(job, WORK, on_store_error=policy) if job.nsqds else None
     probe = Probe()
     measuring = asyncio.create_task(probe.run())
     while await asyncio.to_thread(sys.stdin.readline):
-        print(json.dumps(probe.figures() | {"runs": runs}), flush=True)
+        print(json.dumps(probe.figures() | {"runs": sharing.runs if sharing else 0}), flush=True)
     measuring.cancel()
 
 
