@@ -15,7 +15,7 @@ CORE := nsqdedupe/errors.py,nsqdedupe/clock.py,nsqdedupe/discretion.py,nsqdedupe
 nsqdedupe/fingerprint.py,nsqdedupe/ids.py,nsqdedupe/permits.py,nsqdedupe/sizing.py,$\
 nsqdedupe/delivery.py,nsqdedupe/ledger.py,nsqdedupe/port.py,$\
 nsqdedupe/waiting.py,nsqdedupe/tables/*,nsqdedupe/stores/*,nsqdedupe/memcached/*,nsqdedupe/calls.py,nsqdedupe/offload.py,$\
-nsqdedupe/registry.py,nsqdedupe/observer.py,nsqdedupe/outcomes.py,nsqdedupe/keeper.py,nsqdedupe/traces.py,nsqdedupe/shortcut.py,nsqdedupe/deduper.py
+nsqdedupe/registry.py,nsqdedupe/observer.py,nsqdedupe/outcomes.py,nsqdedupe/keeper.py,nsqdedupe/traces.py,nsqdedupe/shortcut.py,nsqdedupe/together.py,nsqdedupe/unprotected.py,nsqdedupe/deduper.py
 
 # Every recipe that needs servers starts with this line.
 SERVERS = NSQ_BIN_DIR="$$($(PY) tools/build-nsq --print-dir)" && \

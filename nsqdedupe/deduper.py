@@ -36,6 +36,7 @@ from nsqdedupe.registry import Registry, poll_from_now_on
 from nsqdedupe.shortcut import Shortcut
 from nsqdedupe.store import IS_DONE, Answer, Release, Store, Verdict
 from nsqdedupe.traces import Traces
+from nsqdedupe.unprotected import Unprotected
 
 OUTAGE_DELAY = 5.0
 """How long a copy goes back for when the store is away and the user chose to requeue."""
@@ -123,6 +124,15 @@ class Deduper:
                 settle=self.settle,
                 answer=self.answer,
             )
+        self._unprotected: Unprotected | None = None
+        if store is None:
+            self._unprotected = Unprotected(
+                *(self._ready, port, events, clock),
+                max_tries=max_tries,
+                start=self._start,
+                adopt=self._adopt,
+                settle=self.settle,
+            )
 
     # -- arrival ---------------------------------------------------------------------------------
 
@@ -158,6 +168,9 @@ class Deduper:
         deliveries[0].source.tally.received += len(deliveries)
         if self._shortcut is not None:
             self._shortcut.take(deliveries, sifted=sifted)
+            return
+        if self._unprotected is not None:
+            self._unprotected.take(deliveries)
             return
         if self._observer is not None:
             self._observer.arrived(deliveries)
@@ -340,6 +353,8 @@ class Deduper:
         try:
             if self._shortcut is not None:
                 self._shortcut.run(until)
+            elif self._unprotected is not None:
+                self._unprotected.run(until)
             else:
                 self._run_ready(until)
         finally:
@@ -388,7 +403,12 @@ class Deduper:
             self._port.give_up(delivery)
         elif self._port.run(delivery):
             self.answer(delivery, _HANDLED)
-        elif delivery.claim is None and delivery.outcome is None:
+        else:
+            self._adopt(delivery, now)
+
+    def _adopt(self, delivery: Delivery, now: float) -> None:
+        """Its handler was called, and has not succeeded in one go: what has no claim has a lease all the same."""
+        if delivery.claim is None and delivery.outcome is None:
             delivery.claimed_at = now
             self._keeper.unclaimed.add(delivery)
 

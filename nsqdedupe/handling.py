@@ -117,10 +117,8 @@ class Handling:
             message.counted = True
             if not call(message):
                 return message
-            fingerprint = message.fingerprint
-            assert fingerprint is not None  # noqa: S101 - the caller has looked it up
             try:
-                record(fingerprint, message.place)
+                record(message.fingerprint, message.place)  # type: ignore[arg-type] # none: nothing is recorded
             except Exception:  # noqa: BLE001 - the long way meets it too, and makes up for it
                 self._answer(message, Outcome.HANDLED, None)
                 return message

@@ -22,6 +22,7 @@ from nsqdedupe.outcomes import Outcomes
 from nsqdedupe.port import Port
 from nsqdedupe.registry import Registry
 from nsqdedupe.store import IS_DONE, Direct
+from nsqdedupe.together import run_together
 
 _ARRIVED, _RUNNING = State.ARRIVED, State.RUNNING
 
@@ -159,24 +160,16 @@ class Shortcut:
 
     def _run_on(self, until: float) -> bool:
         """Run what waits in one loop, as far as that goes; False if it does not."""
-        ready, direct = self._ready, self._direct
-        source, waiting = ready[0].source, len(ready)
-        left: Delivery | None = None
-        broken_off = True
-        try:
-            left = self._port.run_on(ready, waiting, direct.record, until)
-            broken_off = False
-        finally:
-            # Who asks the application to stop has been answered, and is none that succeeded.
-            handled = waiting - len(ready) - (left is not None or broken_off)
-            source.tally.handled += handled
+        waiting = len(self._ready)
+        left = run_together(self._port, self._ready, self._direct.record, until)
+        taken = waiting - len(self._ready)
         # What was recorded is no other's message: no two here are copies of one.
-        self._looked_up_at = direct.changes()
+        self._looked_up_at = self._direct.changes()
         if left is not None:
             self._own(left)
-            self._together = handled >= WORTH_IT
+            self._together = taken > WORTH_IT
             self._settle()
-        return len(ready) < waiting
+        return taken > 0
 
     def _run_one(self, delivery: Delivery, now: float) -> None:
         """Start one, after a look at what has become of its message."""

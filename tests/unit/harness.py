@@ -169,12 +169,11 @@ def run_in_one_loop(
     """What `Port.run_on` promises, made of the port's other methods."""
     for _ in range(count):
         delivery = ready.popleft()
-        assert delivery.fingerprint is not None
         delivery.state = State.RUNNING
         if not port.run(delivery):
             return delivery
         try:
-            record(delivery.fingerprint, delivery.place)
+            record(delivery.fingerprint, delivery.place)  # type: ignore[arg-type] # none: nothing is recorded
         except StoreError:
             deduper.answer(delivery, Outcome.HANDLED)
             return delivery
