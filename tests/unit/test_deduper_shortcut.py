@@ -302,6 +302,16 @@ def test_what_has_no_key_is_run_unprotected_beside_the_others(consumer: Short) -
     assert consumer.counts() == {"received": 4, "handled": 3, "duplicates": 1}
 
 
+def test_what_has_no_key_may_join_what_waits(consumer: Short) -> None:
+    consumer.take("1/a", "2/a")
+    copies = consumer.copies("3/a", "1/A")
+    copies[0].fingerprint = None
+    consumer.deduper.take(copies)
+    consumer.work()
+    assert consumer.counts() == {"received": 4, "handled": 3, "duplicates": 1}
+    assert consumer.events.unprotected == 1
+
+
 @pytest.mark.parametrize("when", ["before", "waiting", "running"])
 def test_a_store_that_is_closed_loses_nothing(consumer: Short, when: str, caplog: pytest.LogCaptureFixture) -> None:
     def run(delivery: Delivery) -> bool:

@@ -138,6 +138,7 @@ def test_a_tag_that_lies_across_two_slots_is_not_there() -> None:
 LOOKUPS: dict[str, Callable[[OppositeBloomFilter, bytes], bool]] = {
     "contains": lambda table, fp: table.contains(fp),
     "contains_many": lambda table, fp: table.contains_many([fp])[0],
+    "places": lambda table, fp: table.places([fp]) == [-1],
     "check_and_set": lambda table, fp: table.check_and_set(fp),
     "check_and_set_many": lambda table, fp: table.check_and_set_many([fp])[0],
 }
@@ -171,6 +172,7 @@ def test_a_tag_across_two_slots_does_not_hide_the_one_on_the_grid() -> None:
     assert not any(table.check_and_set_many(ahead))
     assert table.contains(fingerprint(b"efghijkl"))
     assert table.contains_many(ahead) == [True, True, True]
+    assert table.places(ahead) == [-1, -1, -1]
     assert table.check_and_set_many(ahead) == [True, True, True]
     assert table.check_and_set(fingerprint(b"efghijkl"))
     table.discard(fingerprint(b"efghijkl"))
