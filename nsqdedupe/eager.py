@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import types
 from asyncio import _enter_task, _leave_task, get_running_loop
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, copy_context
 from operator import is_
 from sys import getrefcount
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from weakref import getweakrefcount
 
 Begun = Literal[True] | asyncio.Future[Any]
@@ -48,12 +49,12 @@ def _natively(coroutine: Coroutine[Any, Any, Any]) -> Begun:
 
 
 class ByHand:
-    """Begins coroutines on any Python."""
+    """Begins coroutines on Python 3.11."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[Any] | None = None
         """What stands in; None: it is to be made."""
-        self._rest: _Rest
+        self._rest: Generator[Any, Any, Any]
         self._loop: asyncio.AbstractEventLoop
         self._context: Context
         self._name = ""
@@ -67,7 +68,7 @@ class ByHand:
         task = self._task
         if (
             task is None
-            or self._rest.begun
+            or task.done()
             or self._loop is not loop
             or task.cancelling()
             or ((context or self._context) and not _same(context, self._context))
@@ -93,7 +94,7 @@ class ByHand:
                 and task.get_name() is self._name
             ):
                 return True
-            rest.end(StopIteration(stop.value))
+            rest.send((None, _end(None, stop.value)))
         except (SystemExit, KeyboardInterrupt):
             _leave_task(loop, task)
             self._task = None
@@ -101,10 +102,12 @@ class ByHand:
         except BaseException as error:  # noqa: BLE001 - the task raises it
             _leave_task(loop, task)
             # Without this frame, which refers to the task, which will refer to the error.
-            rest.end(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
+            error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
+            rest.send((None, _end(error, None)))
         else:
             _leave_task(loop, task)
-            rest.go_on(coroutine, awaited)
+            rest.__qualname__ = coroutine.__qualname__  # type: ignore[attr-defined] # for who looks at tasks
+            rest.send((coroutine, awaited))
         self._task = None
         return task
 
@@ -112,8 +115,9 @@ class ByHand:
         """A task that may stand in for one coroutine after the other, until the next turn of the loop."""
         self._loop = loop
         self._context = context
-        self._rest = _Rest()
-        self._task = task = asyncio.Task(self._rest, loop=loop, context=context)
+        self._rest = rest = _rest()
+        rest.send(None)
+        self._task = task = asyncio.Task(cast("Coroutine[Any, Any, Any]", rest), loop=loop, context=context)
         _keep_quiet(task)
         self._name = task.get_name()
         if self._known is None:
@@ -121,69 +125,71 @@ class ByHand:
         return task
 
 
-class _Rest(Coroutine[Any, Any, Any]):
-    """What such a task runs: the rest of a coroutine, the end of one, or nothing."""
+@types.coroutine
+def _rest() -> Generator[Any, Any, Any]:
+    """What such a task runs: the rest of a coroutine, the end of one, or nothing.
 
-    begun = False
-    """The task has ended, or begun something."""
-
-    _coroutine: Coroutine[Any, Any, Any] | None = None
-    _end: BaseException | None = None
-    _awaited: Any = None
-    _blocking = False
-
-    def end(self, error: BaseException) -> None:
-        """The coroutine has ended; with a result that is a StopIteration."""
-        self._end = error
-
-    def go_on(self, coroutine: Coroutine[Any, Any, Any], awaited: Any) -> None:  # noqa: ANN401 - what it yielded
-        """The coroutine has taken its first step, and waits for something."""
-        self._coroutine = coroutine
-        if awaited is not None:
-            self._awaited = awaited
-            # By this mark a task knows what is awaited from what was yielded by mistake, and takes it off. Else the
-            # next one to await the same future would take it off before our task could see it.
-            if getattr(awaited, "_asyncio_future_blocking", False):
-                self._blocking = True
-                awaited._asyncio_future_blocking = False  # noqa: SLF001 - as a task does
-
-    def send(self, _: None) -> Any:  # noqa: ANN401 - what it waits for
-        """The task's first step: it waits for what the coroutine's first step has yielded."""
-        self.begun = True
-        coroutine, awaited = self._coroutine, self._awaited
-        if coroutine is None:
-            try:
-                raise self._end or StopIteration
-            finally:
-                self._end = None
-        # From the second step on there is nothing to add.
-        self.send = coroutine.send  # type: ignore[method-assign, assignment]
-        if awaited is None:
-            return coroutine.send(None)  # it only let others go first, and they went
-        self._awaited = None
-        if self._blocking:
+    It is sent a coroutine and what its first step has yielded, or None and an `_end`, unless the task takes its own
+    first step before. A generator, because for a task to go through it costs next to nothing.
+    """
+    given = yield
+    if given is None:
+        return None
+    coroutine, awaited = given
+    if coroutine is None:
+        return (yield from awaited)
+    # By this mark a task knows what is awaited from what was yielded by mistake, and takes it off. Else the next one to
+    # await the same future would take it off before our task could see it.
+    marked = getattr(awaited, "_asyncio_future_blocking", False)
+    if marked:
+        awaited._asyncio_future_blocking = False  # noqa: SLF001 - as a task does
+    error: BaseException | None = None
+    try:
+        yield
+    except asyncio.CancelledError as cancelled:
+        # The task was cancelled before its first step: so is what the coroutine waits for, if it can be.
+        if not marked or not awaited.cancel(*cancelled.args):
+            error = cancelled
+    # What has only let others go first goes on: they went.
+    if error is None and awaited is not None:
+        if marked:
             awaited._asyncio_future_blocking = True  # noqa: SLF001 - as what is awaited does
-        return awaited
+        try:
+            yield awaited
+        except GeneratorExit:
+            raise  # nobody goes on with it: whoever is left of the two ends by itself
+        except BaseException as thrown:  # noqa: BLE001 - it is the coroutine's
+            error = thrown
+    return (yield from coroutine if error is None else _throw(coroutine, error))
 
-    def throw(self, error: Any, *_: Any) -> Any:  # noqa: ANN401 - a task throws exceptions
-        """The task was cancelled: before its first step that cancels what the coroutine waits for, if it can be."""
-        self.begun = True
-        coroutine, awaited = self._coroutine, self._awaited
-        if coroutine is None:
-            raise error
-        self.send = coroutine.send  # type: ignore[method-assign, assignment]
-        self._awaited = None
-        if awaited is not None and self._blocking and awaited.cancel(*error.args):
-            awaited._asyncio_future_blocking = True  # noqa: SLF001 - as what is awaited does
-            return awaited
-        return coroutine.throw(error)
 
-    # Of the protocol: a task does not ask for them.
-    def __await__(self) -> Any: ...  # noqa: ANN401
-    def close(self) -> None: ...
+@types.coroutine
+def _throw(coroutine: Coroutine[Any, Any, Any], error: BaseException) -> Generator[Any, Any, Any]:
+    """The rest of a coroutine where it waits for something that has failed."""
+    while True:
+        try:
+            awaited = coroutine.throw(error)
+        except StopIteration as stop:
+            return stop.value
+        try:
+            yield awaited
+        except GeneratorExit:
+            raise
+        except BaseException as thrown:  # noqa: BLE001 - it is the coroutine's
+            error = thrown
+        else:
+            return (yield from cast("Any", coroutine))
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the name, code and frame, for who looks at tasks
-        return getattr(self._coroutine, name)
+
+def _end(error: BaseException | None, result: object) -> Generator[Any, Any, Any]:
+    """The end of a coroutine, for the task to end so."""
+    yield
+    if error is None:
+        return result
+    try:
+        raise error
+    finally:
+        del error
 
 
 def _same(one: Context, other: Context) -> bool:

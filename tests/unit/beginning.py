@@ -7,15 +7,15 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from nsqdedupe.eager import Begun, ByHand, starter
+import pytest
+
+from nsqdedupe.eager import Begun
 
 T = TypeVar("T")
 Coro = Coroutine[Any, Any, Any]
 Begin = Callable[[Coro], Begun]
 
-WAYS: dict[str, Callable[[], Begin]] = {"by hand": lambda: ByHand().begin}
-if sys.version_info >= (3, 12):
-    WAYS["natively"] = starter
+by_hand = pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python begins tasks so itself")
 
 
 async def in_a_callback(deed: Callable[[], T]) -> T:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from beginning import WAYS, Begin
+from beginning import Begin
+
+from nsqdedupe.eager import starter
 
 
-@pytest.fixture(params=WAYS.values(), ids=WAYS)
-def begin(request: pytest.FixtureRequest) -> Begin:
-    """Each way of beginning coroutines at once."""
-    way: Begin = request.param()
-    return way
+@pytest.fixture
+def begin() -> Begin:
+    """What begins coroutines on this Python."""
+    return starter()

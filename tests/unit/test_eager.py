@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from beginning import Begin, begun, in_a_callback, other_tasks, outcome, raises, returns, waits
+from beginning import Begin, begun, by_hand, in_a_callback, other_tasks, outcome, raises, returns, waits
 from consumers import on_loop
 
-from nsqdedupe.eager import ByHand
+from nsqdedupe.eager import starter
 
 
 def test_what_returns_true_in_one_go_is_known_at_once_and_leaves_no_task(begin: Begin) -> None:
@@ -53,13 +52,13 @@ def test_an_exception_is_the_tasks(begin: Begin, kind: type[BaseException]) -> N
     on_loop(main())
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="tasks begin so themselves there, and frames live longer")
+@by_hand
 def test_a_failure_is_no_work_for_the_garbage_collector() -> None:
     async def fails() -> bool:
         raise FinalError
 
     async def main() -> None:
-        begin = ByHand().begin
+        begin = starter()
         (task,) = await begun(begin, fails())
         await asyncio.wait([task])
         error = weakref.ref(task.exception())
@@ -86,13 +85,13 @@ def test_who_raises_cancelled_error_is_cancelled(begin: Begin) -> None:
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
 def test_what_ends_the_program_is_raised_at_once(kind: type[BaseException]) -> None:
     async def main() -> None:
-        hand = ByHand()
+        begin = starter()
         with pytest.raises(kind):
-            await begun(hand.begin, raises(kind()))
+            await begun(begin, raises(kind()))
         assert other_tasks() == set()
-        assert await begun(hand.begin, returns(True)) == [True]
+        assert await begun(begin, returns(True)) == [True]
 
-    on_loop(main())
+    asyncio.run(main())  # Python itself may tell of it as well
 
 
 # -- what is awaited -------------------------------------------------------------------------------

@@ -155,10 +155,17 @@ def test_a_loop_that_ends_and_cancels_nobody_says_nothing(
         await asyncio.get_running_loop().create_future()
         return True
 
+    async def waits_in_vain() -> bool:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        return await waits_for_ever()
+
     def deed(loop: asyncio.AbstractEventLoop, *, last: bool) -> None:
         begin(returns(True))
         begin(asyncio.sleep(0, True))
         begin(waits_for_ever())
+        task: Any = begin(waits_in_vain())
+        task.cancel()
         begin(returns(True))
         if last:
             loop.stop()

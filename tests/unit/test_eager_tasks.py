@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
 from beginning import Begin, begun, in_a_callback, outcome, raises, returns, waits
 from consumers import on_loop
+from servers import eventually_async
 
-from nsqdedupe.eager import Begun, ByHand
+from nsqdedupe.eager import Begun, starter
 
 
 def test_the_current_task_is_the_same_one_all_along_and_the_one_that_is_returned(begin: Begin) -> None:
@@ -46,7 +48,7 @@ def test_who_lets_others_go_first_goes_on_in_the_next_turn() -> None:
 
         def turn() -> Begun:
             asyncio.get_running_loop().call_soon(steps.append, "other")
-            task = ByHand().begin(yields())
+            task = starter()(yields())
             asyncio.get_running_loop().call_soon(steps.append, "later")
             return task
 
@@ -175,6 +177,45 @@ def test_to_cancel_it_raises_in_it_where_there_is_nothing_else_to_cancel(begin: 
         assert steps == ["enough"]
 
     on_loop(main())
+
+
+def test_who_goes_on_after_an_error_may_meet_the_next_one(begin: Begin) -> None:
+    """Whether the first one comes before the task's own first step or later."""
+    caught = []
+
+    async def goes_on(futures: list[asyncio.Future[Any]]) -> object:
+        for future in futures:
+            try:
+                return await future
+            except (ValueError, asyncio.CancelledError) as error:
+                caught.append(str(error))
+            assert sys.exc_info() == (None, None, None)
+        raise ValueError("last")
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        futures = [[loop.create_future() for _ in range(3)] for _ in range(2)]
+
+        def begin_and_cancel() -> list[Any]:
+            tasks: list[Any] = [begin(goes_on(some)) for some in futures]
+            tasks[0].cancel("first")
+            futures[0][0].cancel()
+            return tasks
+
+        tasks = await in_a_callback(begin_and_cancel)
+        futures[1][0].set_exception(ValueError("first"))
+        await eventually_async(lambda: len(caught) == 2)
+        for some in futures:
+            some[1].set_exception(ValueError("second"))
+        await eventually_async(lambda: len(caught) == 4)
+        futures[0][2].set_result("third")
+        futures[1][2].set_exception(ValueError("third"))
+        assert await tasks[0] == "third"
+        with pytest.raises(ValueError, match="last"):
+            await tasks[1]
+
+    on_loop(main())
+    assert sorted(caught) == ["first", "first", "second", "second", "third"]
 
 
 def test_it_may_cancel_itself(begin: Begin) -> None:
