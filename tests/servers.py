@@ -19,6 +19,8 @@ from nsqdedupe.cli.local_server import LocalServer
 T = TypeVar("T")
 S = TypeVar("S", bound=LocalServer)
 
+Pair = tuple[Nsqd, Nsqd]
+
 NOT_YET = (AssertionError, LookupError, OSError)
 """What a look may raise while it is too early: a check that fails, a channel not there, a server down."""
 

@@ -10,12 +10,10 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 from consumers import PATIENCE, Seen, consuming, publish, watched_pair
-from servers import eventually_async
+from servers import Pair, eventually_async
 
 from nsqdedupe import DedupeReader
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
-
-Pair = tuple[Nsqd, Nsqd]
 
 BODY = b"message"
 DELAY = 0.3

@@ -23,13 +23,11 @@ from consumers import (
     watched_channel,
     watched_pair,
 )
-from servers import eventually, eventually_async
+from servers import Pair, eventually, eventually_async
 
 from nsqdedupe import DedupeReader
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
 from nsqdedupe.errors import ConfigError
-
-Pair = tuple[Nsqd, Nsqd]
 
 
 @pytest.fixture

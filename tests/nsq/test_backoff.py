@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 from consumers import PATIENCE, Seen, at_rest, bodies, consuming, nothing_left, on_loop, publish, told, watched_pair
-from servers import eventually_async
+from servers import Pair, eventually_async
 
 from nsqdedupe import DedupeReader
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
-
-Pair = tuple[Nsqd, Nsqd]
 
 BLOCK_OF_TWO_SECONDS = {"max_backoff_duration": 72, "requeue_delay": 0}
 """pynsq's first block takes 0.028 of the longest."""

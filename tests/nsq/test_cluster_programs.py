@@ -14,15 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from servers import Servers, eventually
+from servers import Pair, Servers, eventually
 
 from nsqdedupe.cli.cluster import consumer, publisher, summary
 from nsqdedupe.cli.cluster.account import HANDLED, PUBLISHED, Account, Journal
 from nsqdedupe.cli.cluster.summary import Summary
 from nsqdedupe.cli.local_memcached import Memcached
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
-
-Pair = tuple[Nsqd, Nsqd]
 
 
 @pytest.fixture

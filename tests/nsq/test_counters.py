@@ -23,12 +23,10 @@ from consumers import (
     watched_channel,
     watched_pair,
 )
-from servers import eventually_async
+from servers import Pair, eventually_async
 
 from nsqdedupe import DedupeReader, KeyExtractionError, Stats
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
-
-Pair = tuple[Nsqd, Nsqd]
 
 EVER_MORE = [field.name for field in dataclasses.fields(Stats) if field.name not in ("in_flight", "nsqds")]
 

@@ -22,11 +22,9 @@ from consumers import (
     watched_pair,
 )
 from processes import Journal, consumer_process
-from servers import eventually, eventually_async
+from servers import Pair, eventually, eventually_async
 
-from nsqdedupe.cli.local_nsq import DURABLE, Nsqd, Nsqlookupd
-
-Pair = tuple[Nsqd, Nsqd]
+from nsqdedupe.cli.local_nsq import DURABLE, Nsqlookupd
 
 
 @pytest.mark.nsqd_flags(*DURABLE)

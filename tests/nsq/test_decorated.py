@@ -27,12 +27,10 @@ from consumers import (
     told,
     watched_channel,
 )
-from servers import eventually_async
+from servers import Pair, eventually_async
 
 from nsqdedupe import BODY, DedupedHandler, MemoryStore, dedupe
 from nsqdedupe.cli.local_nsq import Nsqd
-
-Pair = tuple[Nsqd, Nsqd]
 
 
 def decorated(handler: Callable[..., Any], topic: str, channel: str, **options: Any) -> DedupedHandler:

@@ -6,8 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,17 +23,6 @@ LIMIT = 100
 
 PROCESSES = 7
 """nsqlookupd, two nsqds, memcached, two consumers, the publisher."""
-
-
-@pytest.fixture
-def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the demo makes its temporary directory. In the end nothing runs there."""
-    room = tmp_path / "room"
-    room.mkdir()
-    monkeypatch.setenv("TMPDIR", str(room))
-    monkeypatch.setattr(tempfile, "tempdir", str(room))
-    yield room
-    assert processes_in(room) == []
 
 
 @pytest.fixture

@@ -21,12 +21,10 @@ from consumers import (
     watched_channel,
     watched_pair,
 )
-from servers import eventually_async
+from servers import Pair, eventually_async
 
 from nsqdedupe import DedupeReader, KeyExtractionError
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
-
-Pair = tuple[Nsqd, Nsqd]
 
 QUICK = {"requeue_delay": 1, "max_backoff_duration": 1, "low_rdy_idle_timeout": 1}
 """Options with which a failure costs a second, and hardly any backoff."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -133,16 +132,6 @@ def test_a_hook_that_fails_breaks_nothing(caplog: pytest.LogCaptureFixture) -> N
 
     on_loop(main())
     assert "fatal_error() failed" in caplog.text
-
-
-@pytest.fixture
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """The current event loop of this thread, not running, as in a program before it calls run()."""
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    yield loop
-    asyncio.set_event_loop(None)
-    loop.close()
 
 
 @pytest.mark.nsqd_flags("--max-msg-timeout=2s")

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 from consumers import PATIENCE, Seen, at_rest, bodies, consuming, coroutine, nothing_left, on_loop, publish, told
-from servers import eventually_async
+from servers import Pair, eventually_async
 
 from nsqdedupe import DedupeReader
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
-
-Pair = tuple[Nsqd, Nsqd]
 
 
 class Buffering:

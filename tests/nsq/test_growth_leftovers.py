@@ -12,15 +12,13 @@ from typing import Any
 import pytest
 from consumers import PATIENCE, Seen, bodies, consuming, nothing_left, on_loop, publish, watched_channel
 from proxy import recording
-from servers import eventually_async
+from servers import Pair, eventually_async
 
 from nsqdedupe import DedupeReader, MemoryStore
-from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
+from nsqdedupe.cli.local_nsq import Nsqlookupd
 from nsqdedupe.connection import Connection
 from nsqdedupe.delivery import Delivery
 from nsqdedupe.runner import Runner
-
-Pair = tuple[Nsqd, Nsqd]
 
 
 def left() -> Counter[str]:

@@ -6,15 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from consumers import PATIENCE, Seen, at_rest, bodies, consuming, nothing_left, on_loop, publish, told
+from consumers import PATIENCE, Gate, Seen, at_rest, bodies, consuming, gated, nothing_left, on_loop, publish, told
 from proxy import recording
 from resident import resident
-from servers import eventually_async
+from servers import Pair, eventually_async
 
 from nsqdedupe import MemoryStore
-from nsqdedupe.cli.local_nsq import Nsqd
-
-Pair = tuple[Nsqd, Nsqd]
 
 MAX_BODY = 1 << 20
 """Nsqd's own --max-msg-size."""
@@ -54,19 +51,16 @@ def test_twenty_thousand_handlers_run_and_as_many_copies_stand_by(nsqd_pair: Pai
     seen = Seen()
 
     async def main() -> None:
-        gate = asyncio.Event()
-
-        async def handle(message: Any) -> bool:
-            await gate.wait()
-            return seen.handle(message)
-
+        gate = Gate()
         store = MemoryStore(window=count)
-        async with consuming(topic, channel, handle, nsqd_pair, max_in_flight=100_000, store=store) as reader:
+        async with consuming(
+            topic, channel, gated(seen.handle, gate), nsqd_pair, max_in_flight=100_000, store=store
+        ) as reader:
             await asyncio.to_thread(publish, nsqd_pair, topic, messages)
             await eventually_async(lambda: reader.stats.standbys == count, PATIENCE)
             assert store.kept() == count
             assert reader.stats.in_flight == 2 * count
-            gate.set()
+            gate.open()
             await eventually_async(lambda: not reader.stats.in_flight, PATIENCE)
             await nothing_left(nsqd_pair, topic, channel)
             at_rest(reader)
@@ -93,15 +87,12 @@ def test_bodies_of_one_byte_and_of_the_maximum_in_flight_at_once(
     seen = Seen()
 
     async def main() -> None:
-        gate = asyncio.Event()
-
-        async def handle(message: Any) -> bool:
-            await gate.wait()
-            return seen.handle(message)
-
-        async with consuming(topic, channel, handle, nsqd_pair, max_in_flight=1000, **transport) as reader:
+        gate = Gate()
+        async with consuming(
+            topic, channel, gated(seen.handle, gate), nsqd_pair, max_in_flight=1000, **transport
+        ) as reader:
             await eventually_async(lambda: reader.stats.in_flight == 2 * 266, PATIENCE)
-            gate.set()
+            gate.open()
             await nothing_left(nsqd_pair, topic, channel)
             at_rest(reader)
             assert (reader.stats.handled, reader.stats.duplicates) == (266, 266)

@@ -21,12 +21,10 @@ from consumers import (
     watched_channel,
     watched_pair,
 )
-from servers import eventually_async
+from servers import Pair, eventually_async
 
 from nsqdedupe import BODY, DedupeReader, MemoryStore, json_field
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
-
-Pair = tuple[Nsqd, Nsqd]
 
 
 def test_without_a_store_every_copy_is_handled(nsqd_pair: Pair, lookupd: Nsqlookupd, topic: str, channel: str) -> None:

@@ -13,13 +13,11 @@ from typing import Any
 import nsq
 import pytest
 from consumers import PATIENCE, Seen, consuming, on_loop
-from servers import eventually_async, silent_ports
+from servers import Pair, eventually_async, silent_ports
 
 from nsqdedupe import BODY, DedupeReader, MemoryStore, Store, Traits
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
 from nsqdedupe.neighbours import Neighbours
-
-Pair = tuple[Nsqd, Nsqd]
 
 
 @pytest.fixture(autouse=True)

@@ -7,13 +7,10 @@ from typing import Any
 import nsq
 import pytest
 from consumers import KINDS, PATIENCE, Kind, Seen, at_rest, bodies, consuming, nothing_left, on_loop, publish, told
-from servers import eventually_async
+from servers import Pair, eventually_async
 from test_backoff_wire import Stage, perform
 
 from nsqdedupe import BODY, DedupeReader
-from nsqdedupe.cli.local_nsq import Nsqd
-
-Pair = tuple[Nsqd, Nsqd]
 
 
 @pytest.mark.parametrize("max_in_flight", [2, 10])

@@ -13,13 +13,11 @@ import nsq.event
 import pytest
 import trustme
 from consumers import bodies, on_loop
-from servers import Servers, eventually_async
+from servers import Pair, Servers, eventually_async
 from writers import addresses, on_each, pipelines, ready, tls, turns, writing
 
 from nsqdedupe import ConfigError, PublishError, ReplicatedWriter
 from nsqdedupe.cli.local_nsq import Nsqd
-
-Pair = tuple[Nsqd, Nsqd]
 
 
 def test_both_nsqds_hold_each_message_exactly_once(nsqd_pair: Pair, topic: str, channel: str) -> None:

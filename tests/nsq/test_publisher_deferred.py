@@ -6,13 +6,11 @@ import asyncio
 
 import pytest
 from consumers import bodies, on_loop, told
-from servers import Servers, eventually
+from servers import Pair, Servers, eventually
 from writers import addresses, writing
 
 from nsqdedupe import ConfigError, PublishError
 from nsqdedupe.cli.local_nsq import Nsqd
-
-Pair = tuple[Nsqd, Nsqd]
 
 
 def test_copies_are_deferred_on_each_nsqd(nsqd_pair: Pair, topic: str, channel: str) -> None:

@@ -9,13 +9,11 @@ from collections.abc import Callable
 import pytest
 from consumers import bodies, on_loop
 from imitation import OK, Imitation
-from servers import Servers
+from servers import Pair, Servers
 from writers import addresses, failure, on_each, writing
 
 from nsqdedupe import PublishError
 from nsqdedupe.cli.local_nsq import Nsqd
-
-Pair = tuple[Nsqd, Nsqd]
 
 TOO_BIG = b"x" * ((1 << 20) + 1)
 

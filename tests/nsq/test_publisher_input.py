@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 from consumers import on_loop
+from servers import Pair
 from writers import writing
 
 from nsqdedupe import ConfigError, PublishError, ReplicatedWriter
 from nsqdedupe.cli.local_nsq import Nsqd
-
-Pair = tuple[Nsqd, Nsqd]
 
 ONE = "127.0.0.1:4150"
 TWO = "127.0.0.1:4152"

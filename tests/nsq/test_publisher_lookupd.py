@@ -11,14 +11,12 @@ from typing import Any
 
 import pytest
 from consumers import bodies, on_loop
-from servers import Servers, eventually_async
+from servers import Pair, Servers, eventually_async
 from writers import addresses, failure, pipelines, ready, works_again, writing
 
 from nsqdedupe import ReplicatedWriter
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
 from nsqdedupe.lookupd import nodes_url, read_nodes
-
-Pair = tuple[Nsqd, Nsqd]
 
 NODE = {"broadcast_address": "10.0.0.1", "tcp_port": 4150, "topics": ["a", "b"], "tombstones": [True, False]}
 

@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 from consumers import bodies, on_loop
 from imitation import Imitation, accept
-from servers import Servers, eventually_async
+from servers import Pair, Servers, eventually_async
 from writers import addresses, failure, frozen, pipelines, ready, works_again, writing
 
 from nsqdedupe import PublishError
 from nsqdedupe.cli.local_nsq import Nsqd
-
-Pair = tuple[Nsqd, Nsqd]
 
 
 def test_with_one_of_two_down_the_error_says_which_and_why(nsqd_pair: Pair, topic: str) -> None:

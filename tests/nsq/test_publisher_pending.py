@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 from consumers import bodies, on_loop
 from imitation import Imitation
-from servers import Servers, eventually_async
+from servers import Pair, Servers, eventually_async
 from writers import frozen, on_each, pipelines, turns, writing
 
 from nsqdedupe import PublishError, ReplicatedWriter
 from nsqdedupe.cli.local_nsq import Nsqd
 from nsqdedupe.outbox import Outbox
-
-Pair = tuple[Nsqd, Nsqd]
 
 
 def pending(writer: ReplicatedWriter) -> tuple[int, int]:

@@ -11,13 +11,11 @@ from typing import Any
 import nsq.event
 import pytest
 from consumers import bodies, on_loop
-from servers import Servers, eventually_async
+from servers import Pair, Servers, eventually_async
 from writers import failure, frozen, pipelines, ready, tls, turns, writing
 
 from nsqdedupe import ConfigError, PublishError, ReplicatedWriter
 from nsqdedupe.cli.local_nsq import Nsqd
-
-Pair = tuple[Nsqd, Nsqd]
 
 ONE = "127.0.0.1:4150"
 TWO = "127.0.0.1:4152"

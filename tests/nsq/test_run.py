@@ -6,29 +6,16 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from consumers import PATIENCE, Seen, at_rest, bodies, coroutine, publish, told
 from processes import Journal, consumer_process
-from servers import eventually, eventually_async
+from servers import Pair, eventually, eventually_async
 
 from nsqdedupe import BODY, ConfigError, DedupeReader, run
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
 from nsqdedupe.reader import live_readers
-
-Pair = tuple[Nsqd, Nsqd]
-
-
-@pytest.fixture
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """The current event loop of this thread, not running, as in a program before it calls run()."""
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    yield loop
-    asyncio.set_event_loop(None)
-    loop.close()
 
 
 def send(number: int) -> None:

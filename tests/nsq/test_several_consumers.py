@@ -14,15 +14,13 @@ from typing import Any
 import pytest
 from consumers import PATIENCE, Seen, bodies, consuming, nothing_left, on_loop, owed, publish
 from processes import Journal, consumer_process, told_to_stop
-from servers import eventually, eventually_async
+from servers import Pair, eventually, eventually_async
 from several import ready, store_url, verdicts
 
 from nsqdedupe import BODY, ConfigError, DedupeReader, Store, Verdict, dedupe, open_store
 from nsqdedupe.cli.local_memcached import Memcached
-from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
+from nsqdedupe.cli.local_nsq import Nsqlookupd
 from nsqdedupe.fingerprint import hashing_of
-
-Pair = tuple[Nsqd, Nsqd]
 
 MESSAGES = int(os.environ.get("SEVERAL_MESSAGES", "50000"))
 """They take some 10 s: what can happen between consumers shall have happened often."""

@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 from consumers import PATIENCE, owed, publish, watched_channel
 from processes import Journal, consumer_process, told_to_stop
-from servers import eventually
+from servers import Pair, eventually
 from several import end_lease, ready
 
 from nsqdedupe.cli.local_memcached import Memcached
 from nsqdedupe.cli.local_nsq import Nsqd
-
-Pair = tuple[Nsqd, Nsqd]
 
 MAX_TRIES = 3
 

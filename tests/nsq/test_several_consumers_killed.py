@@ -26,13 +26,11 @@ from consumers import (
     watched_channel,
 )
 from processes import Journal, consumer_process, told_to_stop
-from servers import eventually, eventually_async
+from servers import Pair, eventually, eventually_async
 from several import verdicts
 
 from nsqdedupe import Store, Verdict, open_store
 from nsqdedupe.cli.local_nsq import Nsqd
-
-Pair = tuple[Nsqd, Nsqd]
 
 SHORT = "--msg-timeout=1s"
 """So the lease is 3 s."""

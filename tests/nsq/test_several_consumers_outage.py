@@ -28,14 +28,11 @@ from consumers import (
     watched_channel,
 )
 from messages import give_up_after
-from servers import eventually_async
+from servers import Pair, eventually_async
 from several import store_url
 
 from nsqdedupe import MemcachedStore, open_store
 from nsqdedupe.cli.local_memcached import Memcached
-from nsqdedupe.cli.local_nsq import Nsqd
-
-Pair = tuple[Nsqd, Nsqd]
 
 AWAY = float(os.environ.get("OUTAGE_SECONDS", "0"))
 """For how long memcached is away, beyond what it takes to see that it is."""

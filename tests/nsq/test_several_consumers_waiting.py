@@ -21,28 +21,24 @@ from consumers import (
     watched_channel,
 )
 from relay import Relay
-from servers import eventually_async
-from several import store_url
+from servers import Pair, eventually_async
 
 from nsqdedupe import Answer, Claim, DedupeReader, Store, open_store
 from nsqdedupe.cli.local_memcached import Memcached
-from nsqdedupe.cli.local_nsq import Nsqd
 from nsqdedupe.waiting import Waiting
-
-Pair = tuple[Nsqd, Nsqd]
 
 
 @pytest.fixture
-def store(memcached: Memcached, topic: str) -> Iterator[Store]:
+def store(url: str) -> Iterator[Store]:
     """Of the consumer that has the messages."""
-    with closing(open_store(store_url(memcached, topic))) as store:
+    with closing(open_store(url)) as store:
         yield store
 
 
 @pytest.fixture
-def store_here(line: Relay, memcached: Memcached, topic: str) -> Iterator[Store]:
+def store_here(line: Relay, memcached: Memcached, url: str) -> Iterator[Store]:
     """Of the consumer whose copies wait."""
-    with closing(open_store(store_url(memcached, topic).replace(memcached.tcp_address, line.address))) as store:
+    with closing(open_store(url.replace(memcached.tcp_address, line.address))) as store:
         yield store
 
 

@@ -23,11 +23,9 @@ from consumers import (
     watched_channel,
     watched_pair,
 )
-from servers import eventually_async
+from servers import Pair, eventually_async
 
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
-
-Pair = tuple[Nsqd, Nsqd]
 
 
 def touching(work: Callable[[Any], bool], pause: float) -> Callable[[Any], None]:

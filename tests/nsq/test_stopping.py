@@ -24,12 +24,10 @@ from consumers import (
     publish,
     told,
 )
-from servers import eventually, eventually_async
+from servers import Pair, eventually, eventually_async
 
 from nsqdedupe import BODY, DedupeReader
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
-
-Pair = tuple[Nsqd, Nsqd]
 
 SILENCE = 20.0
 """Seconds: longer than pynsq takes to connect again (15), to poll (1 here), to redistribute RDY (5)."""

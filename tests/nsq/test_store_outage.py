@@ -20,12 +20,10 @@ from consumers import (
     told,
     watched_pair,
 )
-from servers import eventually_async
+from servers import Pair, eventually_async
 
 from nsqdedupe import Answer, Claim, MemoryStore, Release, StoreUnavailable
-from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
-
-Pair = tuple[Nsqd, Nsqd]
+from nsqdedupe.cli.local_nsq import Nsqlookupd
 
 
 class Unreliable(MemoryStore):

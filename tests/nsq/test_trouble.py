@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 from consumers import PATIENCE, at_rest, bodies, nothing_left, on_loop, publish, watched_pair
-from servers import eventually_async
+from servers import Pair, eventually_async
 
 from nsqdedupe import BODY, DedupeReader, MemoryStore
-from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
-
-Pair = tuple[Nsqd, Nsqd]
+from nsqdedupe.cli.local_nsq import Nsqlookupd
 
 SECONDS = 5.0
 COUNT = 2000

@@ -5,11 +5,9 @@ from __future__ import annotations
 import nsq
 import pytest
 from consumers import KINDS, PATIENCE, Seen, at_rest, bodies, consuming, nothing_left, on_loop, publish, told
-from servers import Servers, eventually_async
+from servers import Pair, Servers, eventually_async
 
-from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
-
-Pair = tuple[Nsqd, Nsqd]
+from nsqdedupe.cli.local_nsq import Nsqlookupd
 
 
 @pytest.mark.parametrize("kind", KINDS)

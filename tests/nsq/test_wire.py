@@ -12,13 +12,24 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from consumers import PATIENCE, Seen, at_rest, bodies, consuming, nothing_left, on_loop, plain, publish, told
+from consumers import (
+    PATIENCE,
+    Gate,
+    Seen,
+    at_rest,
+    bodies,
+    consuming,
+    gated,
+    nothing_left,
+    on_loop,
+    plain,
+    publish,
+    told,
+)
 from fake_nsqd import ERROR, IDENTITY, MESSAGE, RESPONSE, FakeNsqd, connected, frame, message, message_id
-from servers import eventually, eventually_async
+from servers import Pair, eventually, eventually_async
 
 from nsqdedupe.cli.local_nsq import Nsqd, Nsqlookupd
-
-Pair = tuple[Nsqd, Nsqd]
 
 HEARTBEAT = frame(RESPONSE, b"_heartbeat_")
 
@@ -168,20 +179,15 @@ def test_a_late_message_after_the_goodbye_goes_back_at_once() -> None:
     seen = Seen()
 
     async def main() -> None:
-        gate = asyncio.Event()
-
-        async def handle(message: Any) -> bool:
-            await gate.wait()
-            return seen.handle(message)
-
-        async with connected(handle) as (fake, reader, conn):
+        gate = Gate()
+        async with connected(gated(seen.handle, gate)) as (fake, reader, conn):
             await fake.send(message(1, b"in hand"))
             await eventually_async(lambda: reader.stats.in_flight == 1)
             stopping = asyncio.ensure_future(reader.stop(PATIENCE))
             await eventually_async(lambda: conn.said_goodbye)
             await fake.send(message(2, b"late"))
             await eventually_async(lambda: b"REQ " + message_id(2) + b" 0" in fake.commands)
-            gate.set()
+            gate.open()
             assert await stopping == 0
             assert (reader.stats.handled, reader.stats.deferred) == (1, 1)
             await eventually_async(lambda: fake.answers(b"FIN") == [message_id(1)])
