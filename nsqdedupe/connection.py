@@ -181,6 +181,8 @@ class Connection(Transport):
                 frame = b"".join(self._parts)
                 self._parts.clear()
                 self._keep(frame, self._parse(frame, 0, heads, bodies))
+                if self.closed():
+                    return False
             self._keep(chunk, self._parse(chunk, start, heads, bodies))
         except ValueError as error:
             self.fail(nsq.protocol.IntegrityError(str(error)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from consumers import PATIENCE, Seen, at_rest, on_loop
-from fake_nsqd import RESPONSE, connected, frame, message, message_id
+from fake_nsqd import ERROR, RESPONSE, connected, frame, message, message_id
 from servers import eventually_async
 
 HEARTBEAT = frame(RESPONSE, b"_heartbeat_")
@@ -26,6 +26,23 @@ def test_a_hook_that_closes_the_reader_leaves_what_came_with_the_heartbeat_to_ns
             reader.heartbeat = lambda _: reader.close()
             await fake.send(message(1, b"before") + HEARTBEAT + message(2, b"after"))
             await eventually_async(lambda: not reader.conns)
+            assert reader.stats.received == 0
+
+    on_loop(main())
+    assert seen.runs == []
+
+
+@pytest.mark.parametrize("cut", [2, 9])
+def test_a_frame_that_comes_in_two_parts_may_close_the_reader(cut: int) -> None:
+    seen = Seen()
+
+    async def main() -> None:
+        async with connected(seen.handle) as (fake, reader, conn):
+            reader.fatal_error = lambda _: reader.close()
+            refusal = frame(ERROR, b"E_INVALID")
+            await fake.send_apart(conn, refusal[:cut], refusal[cut:] + refusal + message(1, b"after"))
+            await eventually_async(lambda: not reader.conns)
+            assert reader.stats.fatal_errors == 1
             assert reader.stats.received == 0
 
     on_loop(main())
