@@ -56,12 +56,17 @@ class Unprotected:
         self._adopt = adopt
         self._settle = settle
         self._together = False
-        """All that waits arrived together."""
+        """All that waits arrived together, and none of it was given out too often."""
 
     def take(self, deliveries: Sequence[Delivery]) -> None:
         """All of them are ready."""
         self._events.unprotected += len(deliveries)
-        self._together = not self._ready
+        most = max(delivery.attempts for delivery in deliveries)
+        if most > 1:
+            # Where nothing counts the message's tries, nsqd's count of the copy's attempts has to do.
+            for delivery in deliveries:
+                delivery.tries = delivery.attempts - 1
+        self._together = not self._ready and (not self._max_tries or most <= self._max_tries)
         self._ready.extend(deliveries)
 
     def run(self, until: float) -> None:
@@ -87,19 +92,12 @@ class Unprotected:
                 break
 
     def _may_all_be_run(self, now: float) -> bool:
-        """Whether nsqd does not give them out again soon, and none has been given out too often."""
+        """Whether their connection is there, and nsqd does not give them out again soon."""
         first = self._ready[0]
-        source = first.source
-        return (
-            source.open
-            and now - first.since <= source.ours_for
-            and (not self._max_tries or max(d.attempts for d in self._ready) <= self._max_tries)
-        )
+        return first.source.open and now - first.since <= first.source.ours_for
 
 
 def _mark(delivery: Delivery) -> None:
-    # Where nothing counts the message's tries, nsqd's count of the copy's attempts has to do.
-    delivery.tries = delivery.attempts - 1
     delivery.care = _TRIES
     delivery.protected = False
 

@@ -59,6 +59,13 @@ def test_what_nsqd_gave_out_too_often_is_given_up_and_the_rest_is_run(consumer: 
     assert consumer.counts() == {"received": 3, "handled": 2, "given_up": 1}
 
 
+def test_handlers_are_told_how_often_nsqd_gave_the_copy_out_before(consumer: Consumer) -> None:
+    tries: list[int] = []
+    consumer.on_run = lambda delivery: tries.append(delivery.tries) is None
+    consumer.deliver("1/a3", "2/a", "3/a2")
+    assert tries == [2, 0, 1]
+
+
 def test_who_may_fail_for_ever_is_never_given_up() -> None:
     consumer = Consumer(unprotected=True, max_tries=0)
     consumer.on_run = lambda delivery: True
