@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from nsqdedupe.calls import Then, Verb, attempt
-
-logger = logging.getLogger(__name__)
-
-LIMIT = 1000
-"""Items of one call at most, unless one submission has more: what comes meanwhile waits for the next."""
-
-
-Job = tuple[Sequence[Any], Then]
-Results = tuple[Sequence[Any], "Exception | None"]
+from nsqdedupe.calls import Call, Calls, Gathered, Inline, Results, Then, Verb, attempt
+from nsqdedupe.store import Store
 
 
 class Offload:
@@ -40,70 +31,64 @@ class Offload:
     def __init__(self, after: Callable[[], None]) -> None:
         self._after = after
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nsqdedupe-store")
-        self._gathered: dict[Verb, list[Job]] = {}
-        self._jobs: Sequence[Job] = ()
+        self._gathered = Gathered()
+        self._call: Call | None = None
         self._call_under_way: Future[Results] | None = None
 
     def submit(self, verb: Verb, items: Sequence[Any], then: Then, /) -> None:
         """Have a verb called soon; ``then`` runs on the loop. Does not block, unless no loop runs."""
-        self._gathered.setdefault(verb, []).append((items, then))
-        loop = _running_loop()
+        self._gathered.add(verb, items, then)
+        loop = running_loop()
         if self._call_under_way is None:
-            self._call(loop)
+            self._begin(loop)
         while loop is None and self._call_under_way is not None:
             wait([self._call_under_way])
             self._done(self._call_under_way)
 
-    def _call(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        verb, gathered = next(iter(self._gathered.items()))
-        count = size = 0
-        for items, _ in gathered:
-            if count and size + len(items) > LIMIT:
-                break
-            count += 1
-            size += len(items)
-        jobs = gathered[:count]
-        # What is left of this verb goes to the end of the queue.
-        del self._gathered[verb]
-        if len(gathered) > count:
-            self._gathered[verb] = gathered[count:]
-        merged = [item for items, _ in jobs for item in items]
-        self._jobs = jobs
+    def _begin(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        self._call = call = self._gathered.take(self._gathered.verbs()[0])
         try:
-            future = self._thread.submit(attempt, verb, merged)
+            future = self._thread.submit(attempt, call.verb, call.items)
         except RuntimeError:  # no more threads can be had, or the interpreter is about to end
             future = Future()
-            future.set_result(attempt(verb, merged))
+            future.set_result(attempt(call.verb, call.items))
         self._call_under_way = future
         if loop is not None:
-            future.add_done_callback(lambda future: _on_loop(loop, self._done, future))
+            future.add_done_callback(lambda future: on_loop(loop, self._done, future))
 
     def _done(self, future: Future[Results]) -> None:
-        if future is not self._call_under_way:
+        call = self._call
+        if future is not self._call_under_way or call is None:
             return  # it was waited for
-        results, error = future.result()
-        jobs, self._jobs = self._jobs, ()
-        self._call_under_way = None
+        self._call = self._call_under_way = None
         if self._gathered:
-            self._call(_running_loop())
-        begin = 0
-        for items, then in jobs:
-            end = begin + len(items)
-            try:
-                then(results[begin:end], error)
-            except Exception:
-                logger.exception("what was to follow a call of the store failed")
-            begin = end
+            self._begin(running_loop())
+        call.hand_out(*future.result())
         self._after()
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
+def calls_for(store: Store, after: Callable[[], None]) -> Calls:
+    """How an event loop calls a store: on the loop if the store can be, or never blocks; else on a thread.
+
+    Args:
+        store: whose verbs are called.
+
+        after: called on the loop after results were given out, where they come later.
+    """
+    if not store.traits.blocking:
+        return Inline()
+    return store.calls(after) or Offload(after)
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop that runs on this thread, if one does."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
 
 
-def _on_loop(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: Any) -> None:  # noqa: ANN401
+def on_loop(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: Any) -> None:  # noqa: ANN401
+    """Have something called on a loop, from any thread; nothing happens if it is closed."""
     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
         loop.call_soon_threadsafe(call, *args)

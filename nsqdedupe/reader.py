@@ -26,7 +26,7 @@ from nsqdedupe.fingerprint import bodies_fingerprinter, fingerprinter, hashing_o
 from nsqdedupe.lookupd import Lookupds
 from nsqdedupe.metrics import Events, Stats
 from nsqdedupe.neighbours import Neighbours
-from nsqdedupe.offload import Offload
+from nsqdedupe.offload import calls_for
 from nsqdedupe.options import check_options
 from nsqdedupe.runner import Runner
 from nsqdedupe.store import Store
@@ -191,7 +191,7 @@ class DedupeReader(nsq.Reader, Client):
                 None if store is False else store,
                 port,
                 events=events,
-                calls=Offload(port.wake) if store is not False and store.traits.blocking else None,
+                calls=None if store is False else calls_for(store, port.wake),
                 max_tries=max_tries,
                 max_crashes=max_crashes,
                 requeue_delay=options.get("requeue_delay", 90),

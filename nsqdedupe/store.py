@@ -16,6 +16,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, KeysView, Sequence
 from typing import NamedTuple
 
+from nsqdedupe.calls import Calls
+
 
 class Verdict(enum.Enum):
     """What a store says of a claim."""
@@ -170,6 +172,14 @@ class Store(ABC):
     @property
     def direct(self) -> Direct | None:
         """A shortcut, if the store lies in this process and is used by one thread. By default there is none."""
+        return None
+
+    def calls(self, after: Callable[[], None]) -> Calls | None:  # noqa: ARG002 - for those that can
+        """A way for an event loop to call the verbs of a store that does I/O, without a thread. By default, none.
+
+        Args:
+            after: to be called on the loop after results were given out.
+        """
         return None
 
     @abstractmethod

@@ -12,11 +12,20 @@ from mutations import Edit, Mutation
 
 CLAIMING = "nsqdedupe/memcached/claiming.py"
 CONFIRMING = "nsqdedupe/memcached/confirming.py"
+ON_LOOP = "nsqdedupe/memcached/on_loop.py"
+RECENT = "nsqdedupe/memcached/recent.py"
+SESSION = "nsqdedupe/memcached/session.py"
 STORE = "nsqdedupe/stores/memcached.py"
 SWAPPING = "nsqdedupe/memcached/swapping.py"
 
 ORDERS = ("tests/stores/test_memcached_interleavings.py",)
 """Every order of the commands of two stores, on a real memcached."""
+
+KNOWN = ("tests/stores/test_memcached_recent.py",)
+"""What the process itself answers."""
+
+LOOPS = ("tests/stores/test_memcached_on_loop.py",)
+"""Calls from an event loop."""
 
 FAILURES = (*ORDERS, "-k", "tries")
 """Of two handlers that fail: where a mutation makes more commands, all scenes take minutes."""
@@ -38,15 +47,28 @@ _BUCKET_FIRST = (
         "(added, _), found in zip(groups[link], replies[1::2], replies[::2],",
     ),
 )
-_MARKER = 'b"ms %b 1 C%b T%d\\r\\n%b\\r\\n" % (self._spots[position][1], self._tokens[position], MARKER_SECONDS, DONE)'
-_DELETED = (Edit(CONFIRMING, _MARKER, 'b"md %b C%b\\r\\n" % (self._spots[position][1], self._tokens[position])'),)
-_WRITES = "            if written != value:\n                commands.append(_write(key, written, token))\n"
-_MARKS = (
-    "            if marking:\n"
-    "                commands += [self._marker(position) for position in members if position in self._tokens]\n"
-)
-_HEARD = '                line = b"" if written is None else next(said)[0]\n'
-_COUNTED = "                        self._ours.add(position)\n"
+_MARKER = 'b"ms %b 1 C%b T%d q O%d\\r\\n%b\\r\\n" % (key, token, MARKER_SECONDS, number, DONE)'
+_DELETED = (Edit(CONFIRMING, _MARKER, 'b"md %b C%b q O%d\\r\\n" % (key, token, number)'),)
+_WRITES = """\
+            if written != value:
+                if shared(key, len(members)):  # then its token is wanted, for the next write
+                    commands.append(_write(key, written, token, b"c"))
+                    kinds.append(WRITES)
+                else:
+                    commands.append(_write(key, written, token, b"q O%d" % quiet))
+                    kinds.append(QUIET)
+                    quiet += 1
+"""
+_MARKS = """\
+            if marking:
+                for position in members:
+                    if position in tokens:
+                        commands.append(_marker(spots[position][1], tokens[position], quiet))
+                        kinds.append(QUIET)
+                        quiet += 1
+"""
+_HEARD = '                line = b"HD" if written is None else next(said)[0]\n'
+_COUNTED = "                        ours.add(position)\n"
 _MINE = "item.nonce != self._claims[position].nonce"
 
 OF_THE_MODEL = (
@@ -82,11 +104,13 @@ OF_THE_MODEL = (
         "memcached: release also erases the bucket",
         (
             Edit(
-                STORE,
-                "            ttls = [hold_ttl(release.hold) for release in batch]\n",
-                "            ttls = [hold_ttl(release.hold) for release in batch]\n"
+                SESSION,
+                "            return self._swap([release.claim for release in batch],"
+                " given_back, ttls, lasting=False)\n",
                 "            fingerprints = [release.claim.fingerprint for release in batch]\n"
-                "            Forgetting(self._servers, self._held, self._damage, fingerprints).run()\n",
+                "            yield from Forgetting(self.servers, self.held, self._damage, fingerprints).steps()\n"
+                "            claims = [release.claim for release in batch]\n"
+                "            return (yield from self._swap(claims, given_back, ttls, lasting=False))\n",
             ),
         ),
         ORDERS,
@@ -122,7 +146,7 @@ OF_THE_MODEL = (
     Mutation(
         "memcached: stale confirm refused",
         (
-            Edit(CONFIRMING, "if held is None or held.epoch != link.epoch or bucket is None:", "if True:"),
+            Edit(CONFIRMING, "if held is None or bucket is None:", "if True:"),
             Edit(
                 CONFIRMING,
                 "        for attempt in range(ATTEMPTS):\n            moved",
@@ -184,7 +208,7 @@ OF_OUR_ORDERS = (
     ),
     Mutation(
         "memcached: confirm ends the successor's claim",
-        (Edit(CONFIRMING, _MARKER, 'b"ms %b 1 T%d\\r\\n%b\\r\\n" % (self._spots[position][1], MARKER_SECONDS, DONE)'),),
+        (Edit(CONFIRMING, _MARKER, 'b"ms %b 1 T%d q O%d\\r\\n%b\\r\\n" % (key, MARKER_SECONDS, number, DONE)'),),
         ORDERS,
     ),
     Mutation(
@@ -231,9 +255,73 @@ OF_OUR_ORDERS = (
     ),
     Mutation(
         "memcached: a bucket that has moved is taken for written",
-        (Edit(CONFIRMING, "    moved.extend(members)\n", "    self._record(members)\n"),),
+        (Edit(CONFIRMING, "    moved.extend(members)\n", "    recorded += members\n"),),
         ORDERS,
     ),
 )
 
-MUTATIONS = (*OF_THE_MODEL, *OF_OUR_ORDERS)
+OF_THE_PROCESS = (
+    Mutation(
+        "memcached: known here before memcached has agreed",
+        (
+            Edit(
+                SESSION,
+                "        since = self._recent.clock()\n",
+                "        since = self._recent.clock()\n"
+                "        self._recent.note([claim[0] for claim in claims], since)\n",
+            ),
+        ),
+        KNOWN,
+    ),
+    Mutation(
+        "memcached: known here though its claim was another's",
+        (Edit(SESSION, "zip(claims, results, strict=True) if ours]", "zip(claims, results, strict=True)]"),),
+        KNOWN,
+    ),
+    Mutation(
+        "memcached: known here for longer than forgetting takes",
+        (Edit(RECENT, "self._old_since >= SECONDS:", "self._old_since >= 2 * SECONDS:"),),
+        KNOWN,
+    ),
+    Mutation(
+        "memcached: known here from when the answer is read",
+        (
+            Edit(RECENT, "if since >= self._young_since:", "if clock - since < 2 * SECONDS:"),
+            Edit(
+                RECENT,
+                "        self._turn()\n        if",
+                "        self._turn()\n        clock = self.clock()\n        if",
+            ),
+        ),
+        KNOWN,
+    ),
+    Mutation("memcached: forgetting waits for nobody", (Edit(STORE, "time.sleep(recent.SECONDS)", "pass"),), KNOWN),
+    Mutation(
+        "memcached: what is forgotten is known here",
+        (Edit(RECENT, "known.difference_update(gone)", "pass"),),
+        KNOWN,
+    ),
+    Mutation(
+        "memcached: claims overtake a release",
+        (Edit(ON_LOOP, "held_back = held_back or verb != self._confirm", "held_back = False"),),
+        LOOPS,
+    ),
+    Mutation(
+        "memcached: a connection is made under a call",
+        (
+            Edit(
+                ON_LOOP,
+                "                if not self._runs:\n                    self._dial(away)\n",
+                "                self._dial(away)\n",
+            ),
+        ),
+        LOOPS,
+    ),
+    Mutation(
+        "memcached: what came in time is not read",
+        (Edit("nsqdedupe/memcached/streaming.py", "            while self.read():\n                pass\n", ""),),
+        LOOPS,
+    ),
+)
+
+MUTATIONS = (*OF_THE_MODEL, *OF_OUR_ORDERS, *OF_THE_PROCESS)

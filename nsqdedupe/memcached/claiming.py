@@ -16,7 +16,7 @@ Neither a claim that is gone nor a reply that is lost is ever taken for a succes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from nsqdedupe.memcached.damage import Damage
 from nsqdedupe.memcached.held import Bucket, Held, Holdings
@@ -36,7 +36,7 @@ from nsqdedupe.memcached.items import (
 )
 from nsqdedupe.memcached.link import Link
 from nsqdedupe.memcached.meta import READS, WRITES, Reply, flags_of
-from nsqdedupe.memcached.servers import Servers
+from nsqdedupe.memcached.servers import Exchange, Servers, Steps
 from nsqdedupe.store import Answer, Claim, Verdict
 
 ATTEMPTS = 3
@@ -49,6 +49,10 @@ _INCARNATION = slice(0, 8)
 _NEW = Answer(Verdict.NEW)
 _DONE = Answer(Verdict.DONE)
 _WON = b"HD c"
+
+# As `Held(...)` does it, without a call in between: one of each is made for every claim.
+_make_held: Callable[[type[Held], tuple[object, ...]], Held] = tuple.__new__
+_make_bucket: Callable[[type[Bucket], tuple[object, ...]], Bucket] = tuple.__new__
 
 
 class Claiming:
@@ -73,26 +77,33 @@ class Claiming:
         ttls = {lease: lease_ttl("lease", lease) for lease in {claim[3] for claim in claims}}
         self._ttls = [ttls[claim[3]] for claim in claims]
         self.answers: list[Answer | None] = [None] * len(claims)
-        """None for those whose server did not answer."""
 
-    def run(self) -> None:
-        """Ask until all are answered, or their servers fail. Blocks."""
+    def steps(self) -> Steps[list[Answer | None]]:
+        """Ask until all are answered, or their servers fail; the answers, None where there is none."""
+        try:
+            self._held.coming = {spot[2] for spot in self._spots}
+            return (yield from self._steps())
+        finally:
+            self._held.coming = ()
+
+    def _steps(self) -> Steps[list[Answer | None]]:
         groups = self._servers.reached(self._spots, range(len(self._claims)))
         for _ in range(ATTEMPTS):
-            met = self._add(groups)
+            met = yield from self._add(groups)
             if not met:
-                return
-            free, again = self._look(met)
+                return self.answers
+            free, again = yield from self._look(met)
             if free:
-                again += self._take_over(free)
+                again += yield from self._take_over(free)
             groups = self._servers.going(self._spots, again)
             if not groups:
-                return
+                return self.answers
         for group in groups.values():
             for position in group:
                 self.answers[position] = Answer(Verdict.IN_PROGRESS, 0, _A_MOMENT)
+        return self.answers
 
-    def _add(self, groups: dict[Link, list[int]]) -> list[int]:
+    def _add(self, groups: dict[Link, list[int]]) -> Steps[list[int]]:
         """Add claims, and read the buckets; those that met another's claim."""
         claims, spots, ttls, answers = self._claims, self._spots, self._ttls, self.answers
         values: dict[int, bytes] = {}
@@ -113,22 +124,23 @@ class Claiming:
             epoch, keep = link.epoch, self._held.keep
             for position, (added, _), found in zip(groups[link], replies[::2], replies[1::2], strict=True):
                 won = added[:4] == _WON
+                spot = spots[position]
                 bucket = self._bucket(epoch, position, found)
-                if holds(bucket[1], spots[position][3]):
+                if bucket[1] and holds(bucket[1], spot[3]):
                     answers[position] = _DONE
                     if won:
                         self._leave(link, position, added)
                 elif won:
                     answers[position] = _NEW
                     claim = claims[position]
-                    keep(claim[0], Held(claim[2], epoch, added[4:], values[position], spots[position][2]), bucket)
+                    keep(claim[0], _make_held(Held, (claim[2], epoch, added[4:], values[position], spot)), bucket)
                 else:
                     met.append(position)
 
-        self._servers.ask(pipelines, read)
+        yield Exchange(pipelines, read)
         return met
 
-    def _look(self, met: Iterable[int]) -> tuple[dict[int, tuple[bytes, Item]], list[int]]:
+    def _look(self, met: Iterable[int]) -> Steps[tuple[dict[int, tuple[bytes, Item]], list[int]]]:
         """Read the claims that were met; those that may be taken over, with their tokens, and those that are gone."""
         free: dict[int, tuple[bytes, Item]] = {}
         gone: list[int] = []
@@ -159,10 +171,10 @@ class Claiming:
                 else:
                     self.answers[position] = Answer(Verdict.IN_PROGRESS, item.tries, left, item.kind == FREE)
 
-        self._servers.ask(pipelines, read)
+        yield Exchange(pipelines, read)
         return free, gone
 
-    def _take_over(self, free: dict[int, tuple[bytes, Item]]) -> list[int]:
+    def _take_over(self, free: dict[int, tuple[bytes, Item]]) -> Steps[list[int]]:
         """Swap in our claims, and read the buckets again; those that somebody else was quicker to take."""
         claims, spots, answers = self._claims, self._spots, self.answers
         groups = self._servers.going(spots, free)
@@ -193,24 +205,24 @@ class Claiming:
                 elif won:
                     item, claim = successors[position], claims[position]
                     answers[position] = Answer(Verdict.NEW, item.tries, starts=item.starts)
-                    held = Held(claim.nonce, epoch, swapped[4:], item.packed(), spots[position][2])
+                    held = Held(claim.nonce, epoch, swapped[4:], item.packed(), spots[position])
                     self._held.keep(claim.fingerprint, held, bucket)
                 else:
                     lost.append(position)
 
-        self._servers.ask(pipelines, read)
+        yield Exchange(pipelines, read)
         return lost
 
     def _bucket(self, epoch: int, position: int, found: Reply) -> Bucket:
         """What was read of a bucket."""
         line, value = found
         if value is None:
-            return Bucket(epoch, b"", b"")
+            return _make_bucket(Bucket, (epoch, b"", b""))
         # A stranger's flags are not asked for: of bytes that are no tags of ours, none will be found.
         if not sound(value):
             self._damage.note(self._spots[position][2])
             value = b""
-        return Bucket(epoch, value, line.split(b" ")[2][1:])
+        return _make_bucket(Bucket, (epoch, value, line.split(b" ", 3)[2][1:]))
 
     def _leave(self, link: Link, position: int, won: bytes) -> None:
         """A claim of a message that is done stands in nobody's way: it goes with the next pipeline."""

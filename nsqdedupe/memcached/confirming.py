@@ -13,7 +13,6 @@ All messages of a batch that share a bucket go into it in one write.
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -21,8 +20,8 @@ from nsqdedupe.memcached.damage import Damage
 from nsqdedupe.memcached.held import Bucket, Holdings
 from nsqdedupe.memcached.items import BUCKET_BYTES, CLAIMED, DONE, MARKER_SECONDS, parse, sound, with_tags, without_tags
 from nsqdedupe.memcached.link import Link
-from nsqdedupe.memcached.meta import READS, WRITES, Reply, flags_of
-from nsqdedupe.memcached.servers import Servers, Spot
+from nsqdedupe.memcached.meta import QUIET, READS, WRITES, Reply, flags_of
+from nsqdedupe.memcached.servers import Exchange, Servers, Spot, Steps
 from nsqdedupe.store import Claim
 
 ATTEMPTS = 50
@@ -35,15 +34,11 @@ _JITTER = 0.002
 class Buckets:
     """The buckets of some messages, and what is known of them."""
 
-    def __init__(self, servers: Servers, damage: Damage, spots: Sequence[Spot]) -> None:
-        self._servers = servers
+    def __init__(self, damage: Damage, spots: Sequence[Spot]) -> None:
         self._damage = damage
         self._spots = spots
-        self._known: dict[bytes, Bucket] = {}
-
-    def note(self, position: int, bucket: Bucket) -> None:
-        """What a bucket holds."""
-        self._known[self._spots[position][2]] = bucket
+        self.known: dict[bytes, Bucket] = {}
+        """What each bucket held when it was last read or written, by its key."""
 
     def shared(self, positions: Iterable[int]) -> dict[bytes, list[int]]:
         """Positions of one server, by their bucket's key."""
@@ -52,15 +47,11 @@ class Buckets:
             found.setdefault(self._spots[position][2], []).append(position)
         return found
 
-    def known(self, key: bytes) -> Bucket:
-        """What a bucket held when it was read."""
-        return self._known[key]
-
     def tags(self, positions: Iterable[int]) -> list[bytes]:
         """The tags of these."""
         return [self._spots[position][3] for position in positions]
 
-    def read(self, groups: dict[Link, list[int]]) -> None:
+    def read(self, groups: dict[Link, list[int]]) -> Steps[None]:
         """Read the buckets of these positions anew; see `known`."""
         keys = {link: list(self.shared(group)) for link, group in groups.items()}
         pipelines = {
@@ -69,9 +60,9 @@ class Buckets:
 
         def note(link: Link, replies: list[Reply]) -> None:
             for key, (line, value) in zip(keys[link], replies, strict=True):
-                self._known[key] = self._read(link.epoch, key, line, value)
+                self.known[key] = self._read(link.epoch, key, line, value)
 
-        self._servers.ask(pipelines, note)
+        yield Exchange(pipelines, note)
 
     def _read(self, epoch: int, key: bytes, line: bytes, value: bytes | None) -> Bucket:
         if value is None:
@@ -82,14 +73,14 @@ class Buckets:
         return Bucket(epoch, value, line.split(b" ")[2][1:])
 
 
-def _write(key: bytes, value: bytes, token: bytes) -> bytes:
+def _write(key: bytes, value: bytes, token: bytes, flags: bytes) -> bytes:
     """The command that writes a bucket if it is as it was read.
 
     In its full size from the start, so that all buckets take chunks of one size. If they grew, each would pass through
     smaller ones, and memcached keeps the pages of those: it would take twice as much.
     """
     how = b"C" + token if token else b"ME"
-    return b"ms %b %d %b c\r\n%b\r\n" % (key, BUCKET_BYTES, how, value.ljust(BUCKET_BYTES, b"\0"))
+    return b"ms %b %d %b %b\r\n%b\r\n" % (key, BUCKET_BYTES, how, flags, value.ljust(BUCKET_BYTES, b"\0"))
 
 
 class _Part(NamedTuple):
@@ -118,41 +109,44 @@ class Confirming:
         self._servers = servers
         self._held = held
         self._claims = claims
-        self._spots = servers.spots(claim[0] for claim in claims)
-        self._buckets = Buckets(servers, damage, self._spots)
+        self._noted = held.all_of(claims)
+        self._spots = servers.spots_of(claims, self._noted)
+        self._buckets = Buckets(damage, self._spots)
         self._tokens: dict[int, bytes] = {}
         self._ours: set[int] = set()
         self.results: list[bool | None] = [None] * len(claims)
-        """Whether the claim was still ours; None for those that could not be recorded."""
 
-    def run(self) -> None:
-        """Record all that can be recorded. Blocks."""
+    def steps(self) -> Steps[list[bool | None]]:
+        """Record all that can be recorded: whether each claim was still ours, None for those that could not be."""
         groups = self._servers.reached(self._spots, range(len(self._claims)))
         strange: list[int] = []
+        noted, bucket_of, known, tokens = self._noted, self._held.bucket, self._buckets.known, self._tokens
         for link, group in groups.items():
+            epoch = link.epoch
             for position in group:
-                held = self._held.of(self._claims[position])
-                bucket = self._held.bucket(self._spots[position][2], link.epoch)
-                if held is None or held.epoch != link.epoch or bucket is None:
+                held = noted[position]
+                bucket = None if held is None or held[1] != epoch else bucket_of(held[4][2], epoch)
+                if held is None or bucket is None:
                     strange.append(position)
                 else:
-                    self._tokens[position] = held.token
-                    self._buckets.note(position, bucket)
+                    tokens[position] = held[2]
+                    known[held[4][2]] = bucket
         if strange:
             again = self._servers.going(self._spots, strange)
-            self._buckets.read(again)
-            self._find_claims(self._servers.going(self._spots, strange))
+            yield from self._buckets.read(again)
+            yield from self._find_claims(self._servers.going(self._spots, strange))
         groups = self._servers.going(self._spots, range(len(self._claims)))
         for attempt in range(ATTEMPTS):
-            moved = self._write(groups, marking=not attempt)
+            moved = yield from self._write(groups, marking=not attempt)
             if not moved:
-                return
+                break
             if attempt:
-                time.sleep(random.uniform(0, _JITTER))
-            self._buckets.read(self._servers.going(self._spots, moved))
+                yield random.uniform(0, _JITTER)
+            yield from self._buckets.read(self._servers.going(self._spots, moved))
             groups = self._servers.going(self._spots, moved)
+        return self.results
 
-    def _find_claims(self, groups: dict[Link, list[int]]) -> None:
+    def _find_claims(self, groups: dict[Link, list[int]]) -> Steps[None]:
         """The tokens of claims that nothing is known of, where they are ours."""
         spots = self._spots
         pipelines = {
@@ -166,58 +160,76 @@ class Confirming:
                 if item is not None and item.kind == CLAIMED and item.nonce == self._claims[position].nonce:
                     self._tokens[position] = flags_of(line)[b"c"]
 
-        self._servers.ask(pipelines, read)
+        yield Exchange(pipelines, read)
 
-    def _write(self, groups: dict[Link, list[int]], *, marking: bool) -> list[int]:
+    def _write(self, groups: dict[Link, list[int]], *, marking: bool) -> Steps[list[int]]:
         """Write the buckets, then turn our claims into markers; those whose bucket has moved."""
         plans: dict[Link, list[_Part]] = {}
         pipelines = {}
         moved: list[int] = []
         for link, group in groups.items():
-            commands, plans[link] = self._plan(group, marking=marking)
-            pipelines[link] = commands, WRITES * len(commands)
+            commands, kinds, plans[link] = self._plan(group, marking=marking)
+            pipelines[link] = commands, kinds
             if not commands:
-                self._record(position for part in plans[link] for position in part.members)
+                self._record([position for part in plans[link] for position in part.members])
 
         def read(link: Link, replies: list[Reply]) -> None:
+            tokens, ours = self._tokens, self._ours
+            recorded: list[int] = []
             said = iter(replies)
             for key, members, written in plans[link]:
-                line = b"" if written is None else next(said)[0]
+                line = b"HD" if written is None else next(said)[0]
                 for position in members if marking else ():
-                    if position in self._tokens and next(said)[0][:2] == b"HD":
-                        self._ours.add(position)
-                if written is None or line[:4] == b"HD c":
-                    self._record(members)
-                    if written is not None:
+                    if position in tokens and next(said)[0][:2] == b"HD":
+                        ours.add(position)
+                if line[:2] == b"HD":
+                    recorded += members
+                    if written is not None and line[2:4] == b" c":
                         self._held.wrote(key, Bucket(link.epoch, written, line[4:]))
                 else:
                     moved.extend(members)
+            self._record(recorded)
 
-        self._servers.ask(pipelines, read)
+        yield Exchange(pipelines, read)
         return moved
 
-    def _plan(self, group: list[int], *, marking: bool) -> tuple[list[bytes], list[_Part]]:
-        """Commands for one server, and what they do, bucket by bucket."""
+    def _plan(self, group: list[int], *, marking: bool) -> tuple[list[bytes], bytes, list[_Part]]:
+        """Commands for one server, their kinds, and what they do, bucket by bucket."""
+        spots, tokens, known, shared = self._spots, self._tokens, self._buckets.known, self._held.shared
         commands: list[bytes] = []
+        kinds: list[bytes] = []
         plan: list[_Part] = []
+        quiet = 0
         for key, members in self._buckets.shared(group).items():
-            _, value, token = self._buckets.known(key)
-            written = with_tags(value, self._buckets.tags(members))
+            _, value, token = known[key]
+            written = with_tags(value, [spots[position][3] for position in members])
             plan.append(_Part(key, members, None if written == value else written))
             if written != value:
-                commands.append(_write(key, written, token))
+                if shared(key, len(members)):  # then its token is wanted, for the next write
+                    commands.append(_write(key, written, token, b"c"))
+                    kinds.append(WRITES)
+                else:
+                    commands.append(_write(key, written, token, b"q O%d" % quiet))
+                    kinds.append(QUIET)
+                    quiet += 1
             if marking:
-                commands += [self._marker(position) for position in members if position in self._tokens]
-        return commands, plan
+                for position in members:
+                    if position in tokens:
+                        commands.append(_marker(spots[position][1], tokens[position], quiet))
+                        kinds.append(QUIET)
+                        quiet += 1
+        return commands, b"".join(kinds), plan
 
-    def _marker(self, position: int) -> bytes:
-        """The command that turns a claim of ours into the marker."""
-        return b"ms %b 1 C%b T%d\r\n%b\r\n" % (self._spots[position][1], self._tokens[position], MARKER_SECONDS, DONE)
-
-    def _record(self, positions: Iterable[int]) -> None:
+    def _record(self, positions: Sequence[int]) -> None:
+        claims, results, ours = self._claims, self.results, self._ours
         for position in positions:
-            self.results[position] = position in self._ours
-            self._held.drop(self._claims[position])
+            results[position] = position in ours
+        self._held.drop([claims[position] for position in positions])
+
+
+def _marker(key: bytes, token: bytes, number: int) -> bytes:
+    """The command that turns a claim of ours into the marker."""
+    return b"ms %b 1 C%b T%d q O%d\r\n%b\r\n" % (key, token, MARKER_SECONDS, number, DONE)
 
 
 class Forgetting:
@@ -236,25 +248,25 @@ class Forgetting:
     def __init__(self, servers: Servers, held: Holdings, damage: Damage, fingerprints: Sequence[bytes]) -> None:
         self._servers = servers
         self._spots = servers.spots(fingerprints)
-        self._buckets = Buckets(servers, damage, self._spots)
-        self.left = set(range(len(fingerprints)))
-        """Those that are not forgotten."""
+        self._buckets = Buckets(damage, self._spots)
+        self._left = set(range(len(fingerprints)))
         for fingerprint in fingerprints:
             held.forget(fingerprint)
 
-    def run(self) -> None:
-        """Forget all that can be forgotten. Blocks."""
-        groups = self._servers.reached(self._spots, self.left)
+    def steps(self) -> Steps[int]:
+        """Forget all that can be forgotten; how many are left."""
+        groups = self._servers.reached(self._spots, self._left)
         for attempt in range(ATTEMPTS):
             if attempt:
-                time.sleep(random.uniform(0, _JITTER))
-            self._buckets.read(groups)
-            self._erase(self._servers.going(self._spots, self.left))
-            groups = self._servers.going(self._spots, self.left)
+                yield random.uniform(0, _JITTER)
+            yield from self._buckets.read(groups)
+            yield from self._erase(self._servers.going(self._spots, self._left))
+            groups = self._servers.going(self._spots, self._left)
             if not groups:
-                return
+                break
+        return len(self._left)
 
-    def _erase(self, groups: dict[Link, list[int]]) -> None:
+    def _erase(self, groups: dict[Link, list[int]]) -> Steps[None]:
         """Take the tags out of the buckets, and the claims away, with tries and markers."""
         plans: dict[Link, list[_Part]] = {}
         pipelines = {}
@@ -262,11 +274,11 @@ class Forgetting:
             plan = plans[link] = []
             commands: list[bytes] = []
             for key, members in self._buckets.shared(group).items():
-                _, value, token = self._buckets.known(key)
+                _, value, token = self._buckets.known[key]
                 rest = without_tags(value, self._buckets.tags(members))
                 plan.append(_Part(key, members, None if rest == value else rest))
                 if rest != value:
-                    commands.append(_write(key, rest, token))
+                    commands.append(_write(key, rest, token, b"c"))
                 commands += [b"md %b\r\n" % self._spots[position][1] for position in members]
             pipelines[link] = commands, WRITES * len(commands)
 
@@ -277,6 +289,6 @@ class Forgetting:
                 for _ in members:
                     next(said)
                 if erased:
-                    self.left.difference_update(members)
+                    self._left.difference_update(members)
 
-        self._servers.ask(pipelines, read)
+        yield Exchange(pipelines, read)

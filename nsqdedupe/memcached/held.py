@@ -7,12 +7,13 @@ looked up.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from nsqdedupe.store import Claim
 
 HELD_AT_MOST = 100_000
-"""Claims, some 700 bytes each: the oldest go first."""
+"""Claims, some 900 bytes each: the oldest go first."""
 
 
 class Held(NamedTuple):
@@ -28,7 +29,8 @@ class Held(NamedTuple):
     value: bytes
     """The claim item."""
 
-    bucket_key: bytes
+    spot: tuple[Any, bytes, bytes, bytes]
+    """Where it is: see `nsqdedupe.memcached.servers.Spot`."""
 
 
 class Bucket(NamedTuple):
@@ -51,13 +53,15 @@ class Holdings:
         self._held: dict[bytes, Held] = {}
         self._buckets: dict[bytes, Bucket] = {}
         self._sharers: dict[bytes, int] = {}
+        self.coming: Collection[bytes] = ()
+        """Keys of buckets that are being read for claims."""
 
     def __len__(self) -> int:
         return len(self._held)
 
     def keep(self, fingerprint: bytes, held: Held, bucket: Bucket) -> None:
         """Note a claim that is ours now, and its bucket as it was read with it."""
-        key, sharers = held.bucket_key, self._sharers
+        key, sharers = held[4][2], self._sharers
         if fingerprint not in self._held:
             sharers[key] = sharers.get(key, 0) + 1
         self._held[fingerprint] = held
@@ -72,27 +76,46 @@ class Holdings:
         held = self._held.get(claim[0])
         return held if held is not None and held[0] == claim[2] else None
 
+    def all_of(self, claims: Sequence[Claim]) -> list[Held | None]:
+        """The same for each of these."""
+        found = map(self._held.get, [claim[0] for claim in claims])
+        return [
+            held if held is not None and held[0] == claim[2] else None
+            for held, claim in zip(found, claims, strict=True)
+        ]
+
     def bucket(self, key: bytes, epoch: int) -> Bucket | None:
         """What is known of a bucket on this connection."""
         bucket = self._buckets.get(key)
         return bucket if bucket is not None and bucket[0] == epoch else None
+
+    def shared(self, key: bytes, members: int) -> bool:
+        """Whether somebody else's bucket than that of so many claims is wanted still, or may be."""
+        return self._sharers.get(key, 0) > members or key in self.coming
 
     def wrote(self, key: bytes, bucket: Bucket) -> None:
         """A bucket was written; kept if a message of it is held."""
         if key in self._sharers:
             self._buckets[key] = bucket
 
-    def drop(self, claim: Claim) -> None:
-        """It is not ours any more. Leaves another delivery's."""
-        held = self._held.get(claim[0])
-        if held is not None and held[0] == claim[2]:
-            self.forget(claim[0])
+    def drop(self, claims: Iterable[Claim]) -> None:
+        """They are not ours any more. Leaves other deliveries' claims."""
+        all_held, buckets, sharers = self._held, self._buckets, self._sharers
+        for claim in claims:
+            held = all_held.get(claim[0])
+            if held is not None and held[0] == claim[2]:
+                del all_held[claim[0]]
+                key = held[4][2]
+                if sharers[key] > 1:
+                    sharers[key] -= 1
+                else:
+                    del sharers[key], buckets[key]
 
     def forget(self, fingerprint: bytes) -> None:
         """Whoever has it."""
         held = self._held.pop(fingerprint, None)
         if held is not None:
-            key, sharers = held.bucket_key, self._sharers
+            key, sharers = held.spot[2], self._sharers
             if sharers[key] > 1:
                 sharers[key] -= 1
             else:

@@ -3,7 +3,7 @@
 The connection is made by pymemcache; what is said on it is our own. A connection that failed is closed at once, for
 nobody knows which replies are still on their way; nor is one used on which anything came unasked. After a failure the
 server is asked again at growing intervals only, so that one that is away costs a batch nothing, and one that hangs
-costs one timeout now and then.
+costs one timeout now and then. What is known of that is the same for all connections of a store to it.
 
 A server that comes back may be another one, or an empty one whose tokens for compare-and-swap begin at 1 again. So it
 proves itself anew, and `Link.epoch` tells tokens of earlier connections from those of this one.
@@ -16,7 +16,7 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from nsqdedupe.clock import Clock
@@ -44,8 +44,43 @@ class Terms(NamedTuple):
     """May grow: see `nsqdedupe.memcached.proof`."""
 
 
+class Reach:
+    """Whether a server is reached, as its connections find it."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.why = ""
+        """Why it is not reached."""
+        self.missed = False
+        """It was told of as not reached, and not yet of as reached."""
+        self.refused = False
+        """It is no memcached for us: it is not asked any more."""
+        self._clock = terms.clock
+        self._quiet_until: float | None = None
+        self._pauses = Pauses(terms.clock, longest=LONGEST_PAUSE)
+
+    @property
+    def away(self) -> bool:
+        """Whether it failed when it was last asked."""
+        return self._quiet_until is not None
+
+    def due(self) -> bool:
+        """Whether it may be connected to now."""
+        return not self.refused and (self._quiet_until is None or self._clock() >= self._quiet_until)
+
+    def failed(self, why: str) -> None:
+        """It gave no good answer: it is left alone for a while."""
+        self.why = why
+        self._quiet_until = self._clock() + self._pauses.next()
+
+    def answered(self) -> None:
+        """It gave a good answer."""
+        self._quiet_until = None
+        self.why = ""
+        self._pauses.reset()
+
+
 class Link:
-    """A server and the connection to it, for one thread at a time.
+    """A server and a connection to it, for one thread at a time.
 
     Args:
         host: name or address.
@@ -53,51 +88,62 @@ class Link:
         port: its TCP port.
 
         terms: what it has in common with the others.
+
+        reach: what it shares with other connections to this server; None: it is the first.
     """
 
-    def __init__(self, host: str, port: int, terms: Terms) -> None:
+    def __init__(self, host: str, port: int, terms: Terms, reach: Reach | None = None) -> None:
         self.name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.reach = Reach(terms) if reach is None else reach
         self.epoch = 0
         """Goes up with each connection: older tokens are worth nothing."""
         self.leftovers: list[bytes] = []
         """Deletes that can wait for the next pipeline, each a whole ``md`` command."""
-        self.why = ""
-        """Why it is not reached."""
-        self.missed = False
-        """It was told of as not reached, and not yet of as reached."""
+        self.talking = 0
+        """Pipelines that are under way."""
+        self.on_hang_up: Callable[[], None] | None = None
+        """Called once, before the connection is closed."""
         self._address = host, port
         self._terms = terms
         self._connection: socket.socket | None = None
         self._process = 0
-        self._refused = False
-        self._quiet_until: float | None = None
-        self._pauses = Pauses(terms.clock, longest=LONGEST_PAUSE)
+
+    def twin(self) -> Link:
+        """Another connection to the same server, to be made yet."""
+        return Link(*self._address, self._terms, self.reach)
 
     @property
     def connected(self) -> bool:
         """Whether there is a connection."""
         return self._connection is not None
 
+    def good(self) -> bool:
+        """Whether there is a connection that can be used; one that cannot is closed. Does not block."""
+        if self._connection is None:
+            return False
+        # After a fork the connection is the parent's: two who read from it would get each other's replies.
+        if self._process == os.getpid() and (self.talking or silent(self._connection)):
+            return True
+        self.hang_up()
+        return False
+
     def ready(self) -> bool:
         """Whether there is a connection. Makes one if it is time to try; blocks for that."""
-        if self._connection is not None:
-            # After a fork the connection is the parent's: two who read from it would get each other's replies.
-            if self._process == os.getpid() and silent(self._connection):
-                return True
-            self.hang_up()
-        if self._refused or (self._quiet_until is not None and self._terms.clock() < self._quiet_until):
+        if self.good():
+            return True
+        if not self.reach.due():
             return False
         try:
             self.connect()
         except StoreUnavailable:
             return False
         except ConfigError as error:
-            self._refused = True
-            self.why = str(error)
+            self.reach.refused = True
+            self.reach.why = str(error)
             logger.error("memcached server not used any more: %s", error)  # noqa: TRY400 - the text says it all
             return False
-        if self.missed:
-            self.missed = False
+        if self.reach.missed:
+            self.reach.missed = False
             logger.info("memcached reached: %s", self.name)
         return True
 
@@ -113,7 +159,7 @@ class Link:
             self._connection = _connect(*self._address, self._terms)
         except (OSError, UnicodeError) as error:
             self.lose(f"{self.name}: {_words(error)}")
-            raise StoreUnavailable(self.why) from error
+            raise StoreUnavailable(self.reach.why) from error
         self.epoch += 1
         self._process = os.getpid()
         self.prove()
@@ -128,7 +174,7 @@ class Link:
         """
         terms = self._terms
         if self._connection is None:
-            if self._quiet_until is None:  # it was hung up on for what it showed
+            if not self.reach.away:  # it was hung up on for what it showed
                 self.connect()
             return
         try:
@@ -142,33 +188,37 @@ class Link:
 
     def talk(self, commands: Sequence[bytes], kinds: bytes) -> Talk | None:
         """A pipeline to hold; None if there is no connection that is good for one."""
-        if self._connection is None or not silent(self._connection):
+        if self._connection is None or not (self.talking or silent(self._connection)):
             self.lose(f"{self.name}: said more than it was asked")
             return None
+        self.talking += 1
         first, self.leftovers = self.leftovers, []
         return Talk(self._connection, (*first, *commands), WRITES * len(first) + kinds)
 
     def replies(self, talk: Talk, count: int) -> list[Reply] | None:
         """What a talk brought for its own ``count`` commands; None if it failed, and the connection with it."""
         if talk.error is not None:
-            self.lose(f"{self.name}: {_words(talk.error)}")
+            if talk.connection is self._connection:
+                self.lose(f"{self.name}: {_words(talk.error)}")
             return None
-        if self._quiet_until is not None:
-            self._quiet_until = None
-            self.why = ""
-            self._pauses.reset()
+        self.talking -= 1
+        if self.reach.away:
+            self.reach.answered()
         return talk.replies[-count:]
 
     def lose(self, why: str) -> None:
         """Close the connection after a failure, and leave the server alone for a while."""
+        self.reach.failed(why)  # first: who still talks is told
         self.hang_up()
-        self.why = why
-        self._quiet_until = self._terms.clock() + self._pauses.next()
 
     def hang_up(self) -> None:
         """Close the connection, if there is one."""
         connection, self._connection = self._connection, None
         self.leftovers = []
+        self.talking = 0
+        told, self.on_hang_up = self.on_hang_up, None
+        if told is not None:
+            told()
         if connection is not None:
             with contextlib.suppress(OSError):
                 connection.close()

@@ -7,43 +7,74 @@ are given; and when a server is added or removed, only its own share moves. No s
 two consumers that disagree on who is away would both own a message.
 
 Buckets are numbered within a partition. Tags come from the other half of the fingerprint.
+
+What is done with the servers is written as *steps*: generators that yield an `Exchange`, or the seconds to let pass,
+and go on when that is done. `Servers.drive` takes them one after the other, and blocks;
+`nsqdedupe.memcached.on_loop` takes them as an event loop finds that answers have come.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from binascii import hexlify
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from struct import error as not_sixteen_bytes
+from typing import NamedTuple, TypeVar
 
 from mmh3 import mmh3_x64_128_digest
 
 from nsqdedupe.errors import ConfigError, StoreUnavailable
+from nsqdedupe.memcached.held import Held
 from nsqdedupe.memcached.items import WAYS, split, tag_of
 from nsqdedupe.memcached.link import Link, Terms
 from nsqdedupe.memcached.meta import Reply
 from nsqdedupe.memcached.wire import Talk, converse
+from nsqdedupe.store import Claim
 
 PARTITIONS = 1024
 
 Spot = tuple[Link, bytes, bytes, bytes]
 """Where a message is: its server, the key of its claim, the key of its bucket, its tag."""
 
+T = TypeVar("T")
+
+
+class Exchange(NamedTuple):
+    """A pipeline with each of some servers, all at once.
+
+    Servers that fail are left out, and so is the rest of what comes from one when ``read`` stumbles over it.
+    """
+
+    pipelines: Mapping[Link, tuple[Sequence[bytes], bytes]]
+    """Commands, and `meta.READS` or `meta.WRITES` for each."""
+
+    read: Callable[[Link, list[Reply]], None]
+    """Is called once for each server that has answered."""
+
+
+Steps = Generator[Exchange | float, None, T]
+"""What it takes to do something; the end has the result. A number is seconds to let pass."""
+
 
 class Servers:
-    """The servers of a store, for one thread at a time.
+    """The servers of a store, and a connection to each: for one thread at a time.
 
     Args:
-        addresses: host and port of each, in any order.
+        links: the connections, to servers in any order.
 
         slots: tags that fit in all buckets together; rounded up to whole buckets in each partition.
 
         terms: what all of them have in common.
+
+        blocking: whether `reached` connects. If not, somebody else sees to it.
     """
 
-    def __init__(self, addresses: Sequence[tuple[str, int]], slots: int, terms: Terms) -> None:
-        self.links = [Link(host, port, terms) for host, port in addresses]
-        self._timeout = terms.timeout
+    def __init__(self, links: Sequence[Link], slots: int, terms: Terms, *, blocking: bool = True) -> None:
+        self.links = links
+        self.timeout = terms.timeout
+        self._terms = terms
+        self._blocking = blocking
         self._placed = [max(self.links, key=lambda link: score(link.name, number)) for number in range(PARTITIONS)]
         self._depth = -(-slots // (WAYS * PARTITIONS))
         self._claims = terms.namespace.encode() + b":c:"
@@ -53,6 +84,11 @@ class Servers:
     def slots(self) -> int:
         """How many tags fit."""
         return self._depth * PARTITIONS * WAYS
+
+    def twin(self) -> Servers:
+        """The same servers over connections that are to be made by somebody else."""
+        links = [link.twin() for link in self.links]
+        return Servers(links, self.slots, self._terms, blocking=False)
 
     def greet(self) -> list[str]:
         """Connect to all for the first time; what kept those away that are not reached. Blocks.
@@ -65,7 +101,7 @@ class Servers:
             try:
                 link.connect()
             except StoreUnavailable as error:
-                link.missed = True
+                link.reach.missed = True
                 away.append(str(error))
             except BaseException:
                 self.hang_up()
@@ -106,63 +142,87 @@ class Servers:
             found.append((placed[partition], claims + hexlify(fingerprint), buckets + b"%d" % bucket, tag_of(tag)))
         return found
 
+    def spots_of(self, claims: Sequence[Claim], noted: Sequence[Held | None]) -> list[Spot]:
+        """Where the messages of claims are, of which some are noted.
+
+        Raises:
+            ConfigError: as `spots`.
+        """
+        if None not in noted:
+            return [held[4] for held in noted if held is not None]
+        others = iter(self.spots(claim[0] for claim, held in zip(claims, noted, strict=True) if held is None))
+        return [next(others) if held is None else held[4] for held in noted]
+
     def reached(self, spots: Sequence[Spot], positions: Iterable[int]) -> dict[Link, list[int]]:
-        """Those of these positions whose server is reached, by server. Connects where it is time to; blocks for that.
+        """Those of these positions whose server is reached, by server. May connect where it is time to, and block.
 
         A verb begins with it, before it makes commands: a new connection makes older tokens worthless. So the verb's
         later rounds take `going`.
         """
-        return {link: group for link, group in _by_link(spots, positions).items() if link.ready()}
+        reached = Link.ready if self._blocking else Link.good
+        return {link: group for link, group in _by_link(spots, positions).items() if reached(link)}
 
     def going(self, spots: Sequence[Spot], positions: Iterable[int]) -> dict[Link, list[int]]:
         """The same without connecting: a server that has failed since the verb began is left out."""
         return {link: group for link, group in _by_link(spots, positions).items() if link.connected}
 
-    def ask(
-        self,
-        pipelines: Mapping[Link, tuple[Sequence[bytes], bytes]],
-        read: Callable[[Link, list[Reply]], None],
-    ) -> None:
-        """Hold a pipeline with each of these servers, all at once, and hand its replies to ``read``.
-
-        Servers that fail are left out, and so is the rest of what comes from one when ``read`` stumbles over it.
-
-        Args:
-            pipelines: commands, and `meta.READS` or `meta.WRITES` for each.
-
-            read: is called once for each server that has answered.
-        """
-        talks: dict[Link, Talk] = {}
-        for link, (commands, kinds) in pipelines.items():
-            talk = link.talk(commands, kinds) if kinds else None
-            if talk is not None:
-                talks[link] = talk
+    def drive(self, steps: Steps[T]) -> T:
+        """Take these steps, one after the other; their result. Blocks."""
         try:
-            converse(talks.values(), self._timeout)
+            while True:
+                step = next(steps)
+                if isinstance(step, Exchange):
+                    self.ask(step)
+                else:
+                    time.sleep(step)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    def ask(self, exchange: Exchange) -> None:
+        """Have an exchange. Blocks."""
+        talks = begin(exchange)
+        try:
+            converse(talks.values(), self.timeout)
         except BaseException:
             for link in talks:
                 link.hang_up()
             raise
         for link, talk in talks.items():
-            replies = link.replies(talk, len(pipelines[link][1]))
-            if replies is not None:
-                try:
-                    read(link, replies)
-                except (LookupError, ValueError) as error:
-                    link.lose(f"{link.name}: a flag that was asked for is missing: {error!r}")
+            end(exchange, link, talk)
 
     def unreachable(self) -> list[str]:
         """The names of those that are not reached."""
-        return [link.name for link in self.links if link.why]
+        return [link.name for link in self.links if link.reach.why]
 
     def troubles(self) -> str:
         """Why those that are not reached are not."""
-        return "; ".join(dict.fromkeys(link.why for link in self.links if link.why))
+        return "; ".join(dict.fromkeys(link.reach.why for link in self.links if link.reach.why))
 
     def hang_up(self) -> None:
         """Close all connections."""
         for link in self.links:
             link.hang_up()
+
+
+def begin(exchange: Exchange) -> dict[Link, Talk]:
+    """The talks that make up an exchange, nothing of them sent yet."""
+    talks: dict[Link, Talk] = {}
+    for link, (commands, kinds) in exchange.pipelines.items():
+        talk = link.talk(commands, kinds) if kinds else None
+        if talk is not None:
+            talks[link] = talk
+    return talks
+
+
+def end(exchange: Exchange, link: Link, talk: Talk) -> None:
+    """One of the talks is over, with replies or an error."""
+    replies = link.replies(talk, len(exchange.pipelines[link][1]))
+    if replies is not None:
+        try:
+            exchange.read(link, replies)
+        except (LookupError, ValueError) as error:
+            link.lose(f"{link.name}: a flag that was asked for is missing: {error!r}")
 
 
 def _by_link(spots: Sequence[Spot], positions: Iterable[int]) -> dict[Link, list[int]]:

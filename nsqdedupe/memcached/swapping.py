@@ -14,7 +14,7 @@ from nsqdedupe.memcached.held import Held, Holdings
 from nsqdedupe.memcached.items import CLAIMED, ITEM_BYTES, Item, parse
 from nsqdedupe.memcached.link import Link
 from nsqdedupe.memcached.meta import READS, WRITES, Reply, flags_of
-from nsqdedupe.memcached.servers import Servers
+from nsqdedupe.memcached.servers import Exchange, Servers, Steps
 from nsqdedupe.store import Claim
 
 ATTEMPTS = 4
@@ -70,10 +70,9 @@ class Swapping:
         self._spots = servers.spots(claim[0] for claim in claims)
         self._steps: dict[int, _Step] = {}
         self.results: list[bool | None] = [None] * len(claims)
-        """Whether the claim was still ours; None for those whose server did not answer."""
 
-    def run(self) -> None:
-        """Change all that can be changed. Blocks."""
+    def steps(self) -> Steps[list[bool | None]]:
+        """Change all that can be changed: whether each claim was still ours, None if its server did not answer."""
         groups = self._servers.reached(self._spots, range(len(self._claims)))
         for link, group in groups.items():
             for position in group:
@@ -81,14 +80,15 @@ class Swapping:
                 item = None if held is None or held.epoch != link.epoch else parse(held.value)
                 self._steps[position] = _LOOK if held is None or item is None else _Step(item, held.token)
         for _ in range(ATTEMPTS):
-            self._take(groups)
+            yield from self._take(groups)
             groups = self._servers.going(self._spots, self._steps)
             if not groups:
-                return
+                return self.results
         for position in [position for group in groups.values() for position in group]:
             self._not_ours(position)
+        return self.results
 
-    def _take(self, groups: dict[Link, list[int]]) -> None:
+    def _take(self, groups: dict[Link, list[int]]) -> Steps[None]:
         """One step of each."""
         pipelines = {}
         changed: dict[int, bytes] = {}
@@ -124,7 +124,7 @@ class Swapping:
                 else:
                     self._not_ours(position)
 
-        self._servers.ask(pipelines, read)
+        yield Exchange(pipelines, read)
 
     def _looked(self, position: int, line: bytes, value: bytes | None) -> None:
         item = parse(value)
@@ -148,12 +148,12 @@ class Swapping:
         self.results[position] = True
         claim = self._claims[position]
         if not self._lasting:
-            self._held.drop(claim)
+            self._held.drop([claim])
         elif self._held.of(claim) is not None:
-            held = Held(claim.nonce, link.epoch, token, value, self._spots[position][2])
+            held = Held(claim.nonce, link.epoch, token, value, self._spots[position])
             self._held.renew(claim.fingerprint, held)
 
     def _not_ours(self, position: int) -> None:
         self.results[position] = False
         self._steps.pop(position, None)
-        self._held.drop(self._claims[position])
+        self._held.drop([self._claims[position]])

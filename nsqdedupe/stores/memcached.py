@@ -14,7 +14,8 @@ Each verb is a few pipelines of meta commands, in an order that matters:
 - A token for compare-and-swap says what was read, the nonce in the item says whose it is. Whoever lost the lease can
   end nothing, and whoever lost a reply finds itself.
 
-`nsqdedupe.memcached.claiming`, ``confirming`` and ``swapping`` have the steps, and the argument for each.
+`nsqdedupe.memcached.claiming`, ``confirming`` and ``swapping`` have the steps, and the argument for each. The verbs
+here take them one after the other, and block; an event loop takes them as answers come (``memcached.on_loop``).
 
 What memcached evicts, or loses with its process, is forgotten: then duplicates may slip. Nothing is lost by that,
 because "there is no claim" never means "it is done".
@@ -27,37 +28,32 @@ import logging
 import re
 import ssl
 import threading
+import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from nsqdedupe import checks
+from nsqdedupe.calls import Calls, Verb
 from nsqdedupe.clock import Clock, monotonic
-from nsqdedupe.errors import ConfigError, MissingDependency, StoreError, StoreUnavailable
-from nsqdedupe.memcached.claiming import Claiming
-from nsqdedupe.memcached.confirming import Confirming, Forgetting
+from nsqdedupe.errors import ConfigError, MissingDependency, StoreError
+from nsqdedupe.memcached import recent
 from nsqdedupe.memcached.damage import Damage
-from nsqdedupe.memcached.held import Holdings
-from nsqdedupe.memcached.items import FREE, WAYS, Item, hold_ttl, lease_ttl
-from nsqdedupe.memcached.link import Terms
+from nsqdedupe.memcached.items import WAYS
+from nsqdedupe.memcached.link import Link, Terms
+from nsqdedupe.memcached.on_loop import Begin, OnLoop
 from nsqdedupe.memcached.proof import Mark
-from nsqdedupe.memcached.servers import PARTITIONS, Servers
-from nsqdedupe.memcached.swapping import Swapping
+from nsqdedupe.memcached.recent import Recent
+from nsqdedupe.memcached.servers import PARTITIONS, Servers, Steps
+from nsqdedupe.memcached.session import Session
 from nsqdedupe.sizing import slots_for
 from nsqdedupe.store import Answer, Claim, Release, Store, Traits
 
 logger = logging.getLogger(__name__)
 
-PIPELINE = 1000
-"""Claims in one pipeline at most."""
-
-TLS_PIPELINE = 20
-"""The same over TLS. memcached reads 16 kB at a time, and if that ends within a record of TLS, it does not look at the
-rest before more comes (seen with 1.6.18): a longer pipeline waits for its timeout now and then."""
-
 _NAMESPACE = re.compile(r"[a-zA-Z0-9._-]{1,64}")
 
 T = TypeVar("T")
-U = TypeVar("U")
 
 
 class MemcachedStore(Store):
@@ -125,11 +121,13 @@ class MemcachedStore(Store):
         if importlib.util.find_spec("pymemcache") is None:
             raise MissingDependency("MemcachedStore needs pymemcache: pip install 'nsqdedupe[memcached]'")
         self._namespace = namespace
-        self._servers = Servers(addresses, slots, terms)
-        self._held = Holdings()
+        self._servers = Servers([Link(host, port, terms) for host, port in addresses], slots, terms)
         self._damage = Damage()
+        self._recent = Recent()
+        self._tls = tls_context is not None
+        self._session = self._session_on(self._servers)
+        self._on_loops: weakref.WeakSet[OnLoop] = weakref.WeakSet()
         self._closed = False
-        self._pipeline = PIPELINE if tls_context is None else TLS_PIPELINE
         self._lock = threading.Lock()
         self._greet()
 
@@ -175,85 +173,73 @@ class MemcachedStore(Store):
                 self._marks.remove(mark)
                 raise
 
-    def claim(self, claims: Sequence[Claim]) -> list[Answer]:
+    def claim(self, claims: Sequence[Claim]) -> Sequence[Answer]:
         """See `Store.claim`. One round trip; a second for what meets another's claim, a third to take it over.
+
+        None for a message that was confirmed by this store object less than a second ago: it is done.
 
         A lease is 0 to 2,588,399 seconds (30 days less the hour that tries are kept); for a longer one `ConfigError`
         is raised.
         """
+        return self._drive(lambda session: session.claim(claims))
 
-        def ask(batch: Sequence[Claim]) -> list[Answer | None]:
-            claiming = Claiming(self._servers, self._held, self._damage, batch)
-            claiming.run()
-            return claiming.answers
-
-        return self._all("claim", ask, claims)
-
-    def confirm(self, claims: Sequence[Claim]) -> list[bool]:
+    def confirm(self, claims: Sequence[Claim]) -> Sequence[bool]:
         """See `Store.confirm`. One round trip; two more where somebody else has written a bucket meanwhile."""
+        return self._drive(lambda session: session.confirm(claims))
 
-        def ask(batch: Sequence[Claim]) -> list[bool | None]:
-            confirming = Confirming(self._servers, self._held, self._damage, batch)
-            confirming.run()
-            return confirming.results
-
-        return self._all("confirm", ask, claims)
-
-    def release(self, releases: Sequence[Release]) -> list[bool]:
+    def release(self, releases: Sequence[Release]) -> Sequence[bool]:
         """See `Store.release`. One round trip; two more for what was not claimed on this connection."""
+        return self._drive(lambda session: session.release(releases))
 
-        def ask(batch: Sequence[Release]) -> list[bool | None]:
-            def given_back(position: int, item: Item) -> Item:
-                return item._replace(kind=FREE, tries=item.tries + batch[position].failed, started=0)
-
-            ttls = [hold_ttl(release.hold) for release in batch]
-            return self._swap([release.claim for release in batch], given_back, ttls, lasting=False)
-
-        return self._all("release", ask, releases)
-
-    def extend(self, claims: Sequence[Claim]) -> list[bool]:
+    def extend(self, claims: Sequence[Claim]) -> Sequence[bool]:
         """See `Store.extend`. One round trip; two more for what was not claimed on this connection.
 
         A claim that memcached has evicted is made again, unless another copy was quicker.
         """
+        return self._drive(lambda session: session.extend(claims))
 
-        def ask(batch: Sequence[Claim]) -> list[bool | None]:
-            ttls = [lease_ttl("lease", claim.lease) for claim in batch]
-            return self._swap(batch, lambda _, item: item, ttls, lasting=True)
-
-        return self._all("extend", ask, claims)
-
-    def start(self, claims: Sequence[Claim]) -> list[bool]:
+    def start(self, claims: Sequence[Claim]) -> Sequence[bool]:
         """See `Store.start`. As long as `extend` takes. Starting twice counts once."""
-
-        def ask(batch: Sequence[Claim]) -> list[bool | None]:
-            ttls = [lease_ttl("lease", claim.lease) for claim in batch]
-            return self._swap(batch, lambda _, item: item._replace(started=1), ttls, lasting=True)
-
-        return self._all("start", ask, claims)
+        return self._drive(lambda session: session.start(claims))
 
     def forget(self, fingerprints: Sequence[bytes]) -> None:
-        """See `Store.forget`. Two round trips. Forget while no consumer is handling these messages.
+        """See `Store.forget`. Two round trips, and a second: so long others may know what they have confirmed.
 
-        One that is confirmed at the same moment may be done all the same.
+        Forget while no consumer is handling these messages: one that is confirmed at the same moment may be done all
+        the same. Publish them again when this has returned, not before.
         """
+        for calls in tuple(self._on_loops):
+            calls.forget(fingerprints)
+        self._drive(lambda session: session.forget(fingerprints))
+        if fingerprints:
+            time.sleep(recent.SECONDS)
+
+    def calls(self, after: Callable[[], None]) -> Calls | None:
+        """See `Store.calls`. Over connections of its own, which stay until the store is closed.
+
+        None where a verb is somebody else's, as a subclass has it: it would not be called.
+        """
+        session = self._session_on(self._servers.twin())
+        steps: dict[Verb, Begin] = {}
+        for name in ("claim", "confirm", "release", "extend", "start"):
+            verb = getattr(self, name)
+            if getattr(verb, "__func__", None) is not getattr(MemcachedStore, name):
+                return None
+            steps[verb] = getattr(session, name)
+        calls = OnLoop(session, steps, self.claim, self.confirm, after)
         with self._lock:
-            self._check_open()
-            left = 0
-            for start in range(0, len(fingerprints), self._pipeline):
-                batch = fingerprints[start : start + self._pipeline]
-                forgetting = Forgetting(self._servers, self._held, self._damage, batch)
-                forgetting.run()
-                left += len(forgetting.left)
-            if left:
-                troubles = self._servers.troubles()
-                raise StoreUnavailable(f"forget: {left} of {len(fingerprints)} not forgotten: {troubles}")
+            self._on_loops.add(calls)
+            if self._closed:
+                calls.close()
+        return calls
 
     def close(self) -> None:
-        """See `Store.close`. Waits for a verb that is under way in another thread."""
+        """See `Store.close`. Waits for a verb that is under way in another thread; event loops are told."""
         with self._lock:
             self._closed = True
             self._servers.hang_up()
+            for calls in tuple(self._on_loops):
+                calls.close()
 
     def _greet(self) -> None:
         """Connect to all servers for the first time."""
@@ -263,28 +249,14 @@ class MemcachedStore(Store):
                 "memcached not reached, its share of the messages is not de-duplicated until it is: %s", "; ".join(away)
             )
 
-    def _swap(
-        self, claims: Sequence[Claim], change: Callable[[int, Item], Item], ttls: Sequence[bytes], *, lasting: bool
-    ) -> list[bool | None]:
-        swapping = Swapping(self._servers, self._held, claims, change, ttls, lasting=lasting)
-        swapping.run()
-        return swapping.results
+    def _session_on(self, servers: Servers) -> Session:
+        return Session(servers, self._damage, self._recent, tls=self._tls)
 
-    def _all(self, verb: str, ask: Callable[[Sequence[U]], list[T | None]], items: Sequence[U]) -> list[T]:
-        """The answers to all items, asked in pipelines of bounded length."""
+    def _drive(self, steps: Callable[[Session], Steps[T]]) -> T:
+        """Take the steps of a verb, one caller at a time."""
         with self._lock:
             self._check_open()
-            results: list[T | None] = []
-            for start in range(0, len(items), self._pipeline):
-                results += ask(items[start : start + self._pipeline])
-            self._held.trim()
-            known = [result for result in results if result is not None]
-            if len(known) == len(results):
-                return known
-            raise StoreUnavailable(
-                f"{verb}: {len(results) - len(known)} of {len(results)} without an answer: {self._servers.troubles()}",
-                results=results if known else None,
-            )
+            return self._servers.drive(steps(self._session))
 
     def _check_open(self) -> None:
         if self._closed:

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -33,6 +33,7 @@ from several import store_url
 
 from nsqdedupe import MemcachedStore, open_store
 from nsqdedupe.cli.local_memcached import Memcached
+from nsqdedupe.memcached import wire
 
 AWAY = float(os.environ.get("OUTAGE_SECONDS", "0"))
 """For how long memcached is away, beyond what it takes to see that it is."""
@@ -51,15 +52,16 @@ def store(server: Memcached, topic: str) -> Iterator[MemcachedStore]:
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """The threads on which a store of memcached was waited for."""
+    """The threads on which memcached was waited for, to connect or to answer."""
     found: set[int] = set()
-    ask = MemcachedStore._all
+    wait = wire.converse
 
-    def noted(store: MemcachedStore, *args: Any) -> Any:
+    def noted(talks: Collection[wire.Talk], timeout: float) -> None:
         found.add(threading.get_ident())
-        return ask(store, *args)
+        wait(talks, timeout)
 
-    monkeypatch.setattr(MemcachedStore, "_all", noted)
+    for module in "servers", "proof":
+        monkeypatch.setattr(f"nsqdedupe.memcached.{module}.converse", noted)
     return found
 
 
@@ -127,6 +129,7 @@ def test_nothing_is_lost_when_the_shared_store_is_away_under_load(
         async with consuming(topic, channel, coroutine(seen.handle), nsqd_pair, **options) as reader:
             loading = asyncio.create_task(load.run())
             await eventually_async(lambda: len(seen.handled) > 5 * BATCH, PATIENCE)
+            threads.clear()  # a reader that is made waits for its store's consent
             give_up_after(store, TIMEOUT)
             comes_back = ends(server)
             await eventually_async(lambda: reader.stats.outages, PATIENCE)

@@ -73,10 +73,15 @@ def freeze(server: Memcached) -> int:
 
 
 def give_up_after(store: MemcachedStore, seconds: float) -> None:
-    """Change a store's timeout while it lives: short only where it is to pass."""
-    store._servers._timeout = seconds
-    for link in store._servers.links:
-        link._terms = link._terms._replace(timeout=seconds)
+    """Change a store's timeout while it lives: short only where it is to pass. Call it on the store's event loop."""
+    for calls in store._on_loops:
+        if calls._timer is not None:
+            calls._timer.cancel()
+            calls._timer = None
+    for servers in store._servers, *(calls._servers for calls in store._on_loops):
+        servers.timeout = seconds
+        for link in servers.links:
+            link._terms = link._terms._replace(timeout=seconds)
 
 
 def ask(store: Store, claim: Claim) -> Answer:

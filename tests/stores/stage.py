@@ -55,7 +55,7 @@ class Stage:
         Else the next schedule would not begin like the one before.
         """
         for client, store in zip(self.clients, self.stores, strict=True):
-            store._held.forget(fingerprint)
+            store._session.held.forget(fingerprint)
             if any(link.leftovers for link in store._servers.links):
                 client.run(functools.partial(store.extend, [Claim(bytes(16), b"", bytes(16), LEASE)]))
 

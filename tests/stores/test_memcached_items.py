@@ -113,7 +113,7 @@ def claim(number: int, nonce: bytes) -> Claim:
 
 
 def note(holdings: Holdings, of: Claim) -> Held:
-    held = Held(of.nonce, 1, b"1", b"", of.fingerprint[-1:])
+    held = Held(of.nonce, 1, b"1", b"", (None, b"", of.fingerprint[-1:], b""))
     holdings.keep(of.fingerprint, held, Bucket(1, b"", b""))
     return held
 
@@ -125,9 +125,9 @@ def test_the_latest_delivery_of_a_message_is_the_one_that_is_noted() -> None:
     held = note(holdings, newer)
     assert holdings.of(older) is None
     assert holdings.of(newer) == held
-    holdings.drop(older)
+    holdings.drop([older])
     assert holdings.of(newer) == held
-    holdings.drop(newer)
+    holdings.drop([newer])
     assert len(holdings) == 0
 
 
@@ -152,10 +152,10 @@ def test_a_bucket_is_known_as_long_as_one_of_its_messages_is_held() -> None:
         note(holdings, each)
     written = Bucket(1, A, b"2")
     holdings.wrote(b"\0", written)
-    holdings.drop(first)
+    holdings.drop([first])
     assert holdings.bucket(b"\0", 1) == written
     assert holdings.bucket(b"\0", 2) is None, "of another connection"
-    holdings.drop(second)
+    holdings.drop([second])
     assert holdings.bucket(b"\0", 1) is None
     holdings.wrote(b"\0", written)
     assert holdings.bucket(b"\0", 1) is None

@@ -22,6 +22,7 @@ from nsqdedupe.cli.local_memcached import Memcached
 from nsqdedupe.errors import ConfigError, MissingDependency, StoreUnavailable
 from nsqdedupe.fingerprint import hashing_of
 from nsqdedupe.memcached.link import LONGEST_PAUSE
+from nsqdedupe.memcached.servers import Exchange
 from nsqdedupe.store import Answer
 from nsqdedupe.testing import ManualClock
 
@@ -193,7 +194,9 @@ def test_a_mark_that_somebody_has_overwritten_is_refused_too(memcached: Memcache
     namespace = uuid.uuid4().hex
     with contextlib.closing(Patient(memcached.tcp_address, namespace=namespace)) as store:
         key = f"{namespace}:shape".encode()
-        store._servers.ask({store._servers.links[0]: ([b"ms %b 2\r\n\xff\xfe\r\n" % key], b"w")}, lambda *_: None)
+        store._servers.ask(
+            Exchange({store._servers.links[0]: ([b"ms %b 2\r\n\xff\xfe\r\n" % key], b"w")}, lambda *_: None)
+        )
     with pytest.raises(ConfigError, match="was set up with \ufffd\ufffd, not with window="):
         Patient(memcached.tcp_address, namespace=namespace)
 

@@ -18,7 +18,7 @@ from servers import eventually, silent_ports
 from nsqdedupe.cli.local_memcached import Memcached
 from nsqdedupe.clock import monotonic
 from nsqdedupe.errors import StoreUnavailable
-from nsqdedupe.memcached.link import LONGEST_PAUSE, Terms
+from nsqdedupe.memcached.link import LONGEST_PAUSE, Link, Terms
 from nsqdedupe.memcached.servers import PARTITIONS, Servers
 from nsqdedupe.store import Answer, Release
 from nsqdedupe.stores.memcached import MemcachedStore
@@ -30,7 +30,7 @@ WINDOW = 10_000
 
 def placed(*ports: int, slots: int = 1) -> Servers:
     """Servers that nobody connects to."""
-    return Servers([("10.0.0.1", port) for port in ports], slots, TERMS)
+    return Servers([Link("10.0.0.1", port, TERMS) for port in ports], slots, TERMS)
 
 
 def homes(servers: Servers, fingerprints: list[bytes]) -> list[str]:

@@ -120,7 +120,7 @@ def test_a_token_of_before_a_restart_does_not_fit_anothers_claim_though_it_is_th
     fingerprint = message()
 
     def token(handle: Handle) -> bytes:
-        return handle._servers.links[0].epoch and handle._held._held[fingerprint].token
+        return handle._servers.links[0].epoch and handle._session.held._held[fingerprint].token
 
     stale = own(store, fingerprint)
     number = int(token(store))
@@ -129,7 +129,7 @@ def test_a_token_of_before_a_restart_does_not_fit_anothers_claim_though_it_is_th
     with contextlib.closing(Handle(server.tcp_address, window=WINDOW)) as successor:
         # Tokens count what is written: write until the next one is the one of before.
         own(successor, message())
-        while int(next(reversed(successor._held._held.values())).token) < number - 1:
+        while int(next(reversed(successor._session.held._held.values())).token) < number - 1:
             own(successor, message())
         owner = own(successor, fingerprint)
         assert int(token(successor)) == number

@@ -16,6 +16,7 @@ from nsqdedupe.errors import ConfigError, StoreError
 from nsqdedupe.memcached.claiming import ATTEMPTS
 from nsqdedupe.memcached.items import LONGEST, TAG_BYTES, TAIL, parse
 from nsqdedupe.memcached.meta import READS, WRITES, Reply, flags_of
+from nsqdedupe.memcached.servers import Exchange
 from nsqdedupe.store import Answer, Claim, Release, Verdict
 
 
@@ -25,7 +26,9 @@ class Handle(Patient):
     def say(self, command: bytes, kind: bytes = WRITES) -> Reply:
         """The reply to a command of the test's own, on the store's connection."""
         found: list[Reply] = []
-        self._servers.ask({self._servers.links[0]: ([command], kind)}, lambda _, replies: found.extend(replies))
+        self._servers.ask(
+            Exchange({self._servers.links[0]: ([command], kind)}, lambda _, replies: found.extend(replies))
+        )
         return found[0]
 
     def claim_key(self, fingerprint: bytes) -> bytes:

@@ -13,7 +13,7 @@ import pytest
 from nsqdedupe.cli.local_memcached import Memcached
 from nsqdedupe.clock import monotonic
 from nsqdedupe.memcached.link import Link, Terms
-from nsqdedupe.memcached.meta import LONGEST_LINE, READS, WRITES, MisreadError, Replies, Reply, flags_of
+from nsqdedupe.memcached.meta import LONGEST_LINE, QUIET, READS, WRITES, MisreadError, Replies, Reply, flags_of
 from nsqdedupe.memcached.wire import RECORD, Talk, _records, converse, silent
 
 TRICKY = b"\r\nMN\r\nEN\r\nVA 3 c1\r\n"
@@ -56,6 +56,28 @@ def test_a_stream_that_comes_byte_by_byte() -> None:
     assert last == REPLIES
 
 
+QUIETLY: Reply = (b"HD", None)
+WITH_QUIET_ONES = {
+    b"MN\r\n": (QUIET * 3, [QUIETLY] * 3),
+    b"EX O1\r\nMN\r\n": (QUIET * 3, [QUIETLY, (b"EX O1", None), QUIETLY]),
+    b"HD c1\r\nNF O1\r\nEN\r\nMN\r\n": (
+        QUIET + WRITES + QUIET + READS + QUIET,
+        [QUIETLY, (b"HD c1", None), (b"NF O1", None), (b"EN", None), QUIETLY],
+    ),
+    b"NS O0\r\nVA 4 c1\r\nMN\r\n\r\nMN\r\n": (QUIET + READS, [(b"NS O0", None), (b"VA 4 c1", b"MN\r\n")]),
+}
+
+
+@pytest.mark.parametrize("stream", WITH_QUIET_ONES)
+def test_quiet_commands_are_told_of_when_they_failed(stream: bytes) -> None:
+    kinds, replies = WITH_QUIET_ONES[stream]
+    assert Replies(kinds).feed(stream) == replies
+    piecemeal = Replies(kinds)
+    *early, last = [piecemeal.feed(bytes([byte])) for byte in stream]
+    assert set(map(str, early)) == {"None"}
+    assert last == replies
+
+
 def test_flags_are_told_by_their_letter() -> None:
     assert flags_of(b"VA 36 c9 t-1 f0") == {b"c": b"9", b"t": b"-1", b"f": b"0"}
     assert flags_of(b"HD c9") == {b"c": b"9"}
@@ -77,6 +99,13 @@ WRONG = {
     "a value longer than its size": (READS, b"VA 1 c1\r\nxx\r\n"),
     "words that only begin like a reply": (WRITES, b"HDX\r\n"),
     "a line without end": (WRITES, b"H" * (LONGEST_LINE + 1)),
+    "a quiet one that is not there": (QUIET, b"EX O1\r\n"),
+    "a quiet one without its number": (QUIET, b"EX\r\n"),
+    "a number that is none": (QUIET, b"EX Ox\r\n"),
+    "a quiet one that comes again": (QUIET * 3, b"EX O1\r\nEX O0\r\n"),
+    "a quiet one beyond one that is not": (QUIET + WRITES + QUIET, b"EX O1\r\n"),
+    "an end in place of a reply": (QUIET + WRITES, b"MN\r\n"),
+    "a value for a quiet one": (QUIET, b"VA 1 c1 O0\r\nx\r\n"),
     "another protocol": (WRITES, b"HTTP/1.1 400 Bad Request\r\n"),
 }
 
@@ -99,12 +128,28 @@ def test_what_may_pass_is_told_from_what_will_not() -> None:
     assert not MisreadError(b"ERROR").transient
 
 
-def test_bytes_after_the_end_are_refused() -> None:
-    with pytest.raises(MisreadError, match="MN"):
-        Replies(WRITES).feed(b"HD\r\nMN\r\nHD\r\nMN\r\n")
+def test_bytes_after_the_end_are_not_its_own() -> None:
+    replies = Replies(WRITES)
+    assert replies.feed(b"HD\r\nMN\r\nHD\r\nMN\r\n") == [(b"HD", None)]
+    assert replies.beyond == b"HD\r\nMN\r\n"
+
+
+def test_a_talk_alone_on_its_connection_refuses_them() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(0)
+        theirs.sendall(b"HD\r\nMN\r\nHD\r\n")
+        assert str(hold(ours, WRITES).error) == "answered b'HD\\r\\n'"
 
 
 # -- on sockets ----------------------------------------------------------------------------------
+
+
+def test_a_talk_to_which_nothing_was_said_goes_on() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(0)
+        assert not Talk(ours, [], WRITES).read()
 
 
 def hold(connection: socket.socket, kinds: bytes, timeout: float = 10.0) -> Talk:
@@ -207,7 +252,7 @@ def test_a_pipeline_is_not_begun_where_something_came_unasked(memcached: Memcach
     assert select.select([connection], [], [], 30.0)[0]
     assert link.talk([b"mg key v\r\n"], READS) is None
     assert not link.connected
-    assert link.why.endswith("said more than it was asked")
+    assert link.reach.why.endswith("said more than it was asked")
 
 
 def test_records_of_tls_hold_whole_commands() -> None:

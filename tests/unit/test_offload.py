@@ -6,16 +6,17 @@ import asyncio
 import gc
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from servers import eventually
 
-from nsqdedupe import offload as offload_module
+from nsqdedupe import MemoryStore, calls
 from nsqdedupe.calls import Inline, attempt
 from nsqdedupe.errors import StoreError, StoreUnavailable
-from nsqdedupe.offload import Offload
+from nsqdedupe.offload import Offload, calls_for
+from nsqdedupe.store import Traits
 
 Results = tuple[list[Any], Exception | None]
 
@@ -102,7 +103,7 @@ def test_everybody_gets_the_results_of_what_he_asked() -> None:
 
 
 def test_a_call_has_a_limit_but_no_submission_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offload_module, "LIMIT", 3)
+    monkeypatch.setattr(calls, "LIMIT", 3)
 
     async def scene() -> Caller:
         caller = Caller()
@@ -228,6 +229,28 @@ def test_its_thread_ends_with_it() -> None:
 
     eventually(ended)
     assert not thread.is_alive()
+
+
+def test_a_store_is_called_as_it_can_be() -> None:
+    """At once if it does not block; by what it brings along; else on a thread."""
+
+    class OfSomebody(MemoryStore):
+        brings: Any = None
+
+        @property
+        def traits(self) -> Traits:
+            return super().traits._replace(blocking=True)
+
+        def calls(self, after: Callable[[], None]) -> Any:
+            return self.brings
+
+    def after() -> None: ...
+
+    assert isinstance(calls_for(MemoryStore(window=1), after), Inline)
+    store = OfSomebody(window=1)
+    assert isinstance(calls_for(store, after), Offload)
+    store.brings = brought = Inline()
+    assert calls_for(store, after) is brought
 
 
 # -- a call, wherever it is made -----------------------------------------------------------------
