@@ -35,6 +35,7 @@ from nsqdedupe.port import Port
 from nsqdedupe.registry import Registry, poll_from_now_on
 from nsqdedupe.shortcut import Shortcut
 from nsqdedupe.store import IS_DONE, Answer, Release, Store, Verdict
+from nsqdedupe.together import Together
 from nsqdedupe.traces import Traces
 from nsqdedupe.unprotected import Unprotected
 
@@ -111,6 +112,7 @@ class Deduper:
         self._max_crashes = max_crashes if ledger is not None else 0
         self._traces = Traces(ledger, self._start_traced) if ledger is not None and max_crashes else None
         self._ready: deque[Delivery] = deque()
+        self._together = Together(port, self._ready)
         self._answered: list[Delivery] = []
         self._working = False
         self._draining = False
@@ -120,6 +122,7 @@ class Deduper:
             self._shortcut = Shortcut(
                 *(direct, self._ready, self._registry, self._outcomes, port, clock),
                 ask_for=self._ask_for,
+                run_together=self._together.run,
                 start=self._start,
                 settle=self.settle,
                 answer=self.answer,
@@ -127,8 +130,9 @@ class Deduper:
         self._unprotected: Unprotected | None = None
         if store is None:
             self._unprotected = Unprotected(
-                *(self._ready, port, events, clock),
+                *(self._ready, events, clock),
                 max_tries=max_tries,
+                run_together=self._together.run,
                 start=self._start,
                 adopt=self._adopt,
                 settle=self.settle,
@@ -513,6 +517,10 @@ class Deduper:
         """Send back who waits for an owner elsewhere, now and from now on: this reader is about to stop."""
         self._draining = True
         self._keeper.drain()
+
+    def count(self) -> None:
+        """Bring the counters up to date. Only while a handler runs can they be behind."""
+        self._together.count()
 
     @property
     def copies_wait(self) -> bool:

@@ -143,10 +143,12 @@ class Runner(Answering):
 
     def in_flight(self) -> int:
         """Deliveries that are still open."""
+        self._deduper.count()
         return sum(tally.in_flight for tally in self._tallies.values())
 
     def stats(self) -> Stats:
         """A snapshot of the counters."""
+        self._deduper.count()
         return snapshot(self._events, self._tallies)
 
     def fin_failed(self) -> None:

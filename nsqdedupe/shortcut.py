@@ -22,7 +22,7 @@ from nsqdedupe.outcomes import Outcomes
 from nsqdedupe.port import Port
 from nsqdedupe.registry import Registry
 from nsqdedupe.store import IS_DONE, Direct
-from nsqdedupe.together import run_together
+from nsqdedupe.together import RunTogether
 
 _ARRIVED, _RUNNING = State.ARRIVED, State.RUNNING
 
@@ -51,6 +51,8 @@ class Shortcut:
 
         ask_for: the long way, for deliveries that nobody has asked the store about.
 
+        run_together: runs all that is ready in one loop.
+
         start: the long way, for those that have a claim.
 
         settle: carries out what handlers have answered; whether there was anything.
@@ -68,6 +70,7 @@ class Shortcut:
         clock: Clock,
         *,
         ask_for: Callable[[Sequence[Delivery]], None],
+        run_together: RunTogether,
         start: Callable[[Delivery, float], None],
         settle: Callable[[], bool],
         answer: Callable[[Delivery, Outcome], None],
@@ -79,6 +82,7 @@ class Shortcut:
         self._port = port
         self._clock = clock
         self._ask_for = ask_for
+        self._run_together = run_together
         self._start = start
         self._settle = settle
         self._answer = answer
@@ -161,7 +165,7 @@ class Shortcut:
     def _run_on(self, until: float) -> bool:
         """Run what waits in one loop, as far as that goes; False if it does not."""
         waiting = len(self._ready)
-        left = run_together(self._port, self._ready, self._direct.record, until)
+        left = self._run_together(self._direct.record, until)
         taken = waiting - len(self._ready)
         # What was recorded is no other's message: no two here are copies of one.
         self._looked_up_at = self._direct.changes()

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from nsqdedupe.clock import Clock
 from nsqdedupe.delivery import Care, Delivery, State
 from nsqdedupe.metrics import Events
-from nsqdedupe.port import Port
-from nsqdedupe.together import run_together
+from nsqdedupe.together import RunTogether
 
 _ARRIVED, _READY, _TRIES = State.ARRIVED, State.READY, Care.TRIES
 
@@ -20,13 +19,13 @@ class Unprotected:
     Args:
         ready: deliveries whose turn is to come, in order.
 
-        port: calls handlers.
-
         events: counts what is handled unprotected.
 
         clock: seconds that never go back.
 
         max_tries: failed handler runs after which a message is given up; 0: never.
+
+        run_together: runs all that is ready in one loop.
 
         start: starts one.
 
@@ -38,20 +37,20 @@ class Unprotected:
     def __init__(
         self,
         ready: deque[Delivery],
-        port: Port,
         events: Events,
         clock: Clock,
         *,
         max_tries: int,
+        run_together: RunTogether,
         start: Callable[[Delivery, float], None],
         adopt: Callable[[Delivery, float], None],
         settle: Callable[[], bool],
     ) -> None:
         self._ready = ready
-        self._port = port
         self._events = events
         self._clock = clock
         self._max_tries = max_tries
+        self._run_together = run_together
         self._start = start
         self._adopt = adopt
         self._settle = settle
@@ -76,7 +75,7 @@ class Unprotected:
             now = clock()
             waiting = len(ready)
             if self._together and self._may_all_be_run(now):
-                left = run_together(self._port, ready, _record_nothing, until)
+                left = self._run_together(_record_nothing, until)
                 if left is not None:
                     _mark(left)
                     self._adopt(left, now)

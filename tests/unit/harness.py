@@ -307,6 +307,7 @@ class Consumer:
 
     def counts(self) -> dict[str, int]:
         """The counters of all deliveries that are not 0."""
+        self.deduper.count()
         sums: dict[str, int] = {}
         for tally in self.tallies:
             for name, count in tally.as_dict().items():

@@ -130,6 +130,15 @@ def test_a_message_that_is_known_here_already_leads_all_to_the_long_way(consumer
     assert consumer.did()[-2:] == [("FIN", "1/a"), ("FIN unrun", "1/b")]
 
 
+def test_a_handler_finds_all_that_came_before_it_in_the_counters(consumer: Short) -> None:
+    counts: list[dict[str, int]] = []
+    consumer.on_run = lambda delivery: counts.append(consumer.counts()) is None
+    consumer.deliver("1/a", "2/a", "3/a")
+    assert [count.get("handled", 0) for count in counts] == [0, 1, 2]
+    assert [count["in_flight"] for count in counts] == [3, 2, 1]
+    assert consumer.counts() == {"received": 3, "handled": 3}
+
+
 # -- those that do not succeed in one go ---------------------------------------------------------
 
 

@@ -24,6 +24,15 @@ def test_every_copy_is_handled(consumer: Consumer) -> None:
     assert consumer.counts() == {"received": 3, "handled": 3}
 
 
+def test_a_handler_finds_all_that_came_before_it_in_the_counters(consumer: Consumer) -> None:
+    counts: list[dict[str, int]] = []
+    consumer.on_run = lambda delivery: counts.append(consumer.counts()) is None
+    consumer.deliver("1/a", "2/a", "3/a")
+    assert [count.get("handled", 0) for count in counts] == [0, 1, 2]
+    assert [count["in_flight"] for count in counts] == [3, 2, 1]
+    assert consumer.counts() == {"received": 3, "handled": 3}
+
+
 def test_what_the_slice_leaves_is_run_in_the_next_one(consumer: Consumer) -> None:
     consumer.take("1/a", "2/a", "3/a")
     assert consumer.work(until=-1.0)
