@@ -62,9 +62,9 @@ class OppositeBloomFilter:
     read a page from the disk when it is first met after a reboot; to open, `bind`, discard and `close` wait
     for the disk. A fork of the process gets a copy of a table in memory, and cannot use one in a file.
 
-    A table in memory is made in a moment, because a page of it is taken from the system when it is first written
-    to; most are long before the table is full. Where the system promises more than it has, as Linux does, no error
-    tells of a table that is too large: the process is killed when the machine or its container runs out of memory.
+    A table in memory is made in a moment, because a page of it is taken from the system when it is first written to;
+    most are long before the table is full. Where the system promises more than it has, as Linux does by default, no
+    error tells of a table that is too large: the process is killed when its machine or container runs out of memory.
 
     Args:
         slots: how many fingerprints fit, 1 to 2**36; rounded up to whole buckets. `sizing.slots_for` gives
