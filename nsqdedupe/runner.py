@@ -87,6 +87,10 @@ class Runner(Answering):
         """Seconds of this turn of the loop that went to handlers, and of others before it that were not counted."""
         self._turn_counts = False
         self._more = False
+        self._busy = False
+        """Handlers are called just now."""
+        self._meanwhile: deque[tuple[Connection, list[Head], list[bytes], int]] = deque()
+        """Batches that came then."""
         self._ticker: asyncio.TimerHandle | None = None
         self._ticked_at = monotonic()
         self._tick_every = TICK
@@ -163,9 +167,20 @@ class Runner(Answering):
 
     def receive(self, conn: Connection, heads: list[Head], bodies: list[bytes], size: int) -> bool:
         """Take a batch; False: read no more from this connection until `Connection.read_on`."""
+        if self._busy:
+            # A handler has the event loop run meanwhile. Its message has no claim yet that a copy could meet.
+            self._meanwhile.append((conn, heads, bodies, size))
+            return True
+        self._take(conn, heads, bodies, size)
+        if self._more and self._backlog > BACKLOG:
+            self._stalled.append(conn)
+            return False
+        return True
+
+    def _take(self, conn: Connection, heads: list[Head], bodies: list[bytes], size: int) -> None:
         if conn.said_goodbye:
             self._send_back(conn, heads)
-            return True
+            return
         self._reader._maybe_update_rdy(conn)  # noqa: SLF001 - pynsq's, checked at start
         messages, sifted = self._messages(conn, heads, bodies)
         if messages:
@@ -175,10 +190,6 @@ class Runner(Answering):
         self._work()
         if tests and not any(message.may_run() for message in messages):
             let_another_test(self._reader, conn)
-        if self._more and self._backlog > BACKLOG:
-            self._stalled.append(conn)
-            return False
-        return True
 
     def _messages(self, conn: Connection, heads: list[Head], bodies: list[bytes]) -> tuple[list[Message], bool]:
         """Messages as handlers get them; True: without copies of what is done, which are answered and counted."""
@@ -240,16 +251,18 @@ class Runner(Answering):
     def _work(self) -> None:
         """Run handlers for what is left of this turn's slice; the next turn goes on."""
         loop = self._loop
-        if self._more or loop is None:
+        if self._more or self._busy or loop is None:
             return
         if self._worked >= SLICE:
             self._more = True
             return
         began = monotonic()
         self.handling.look_at_hooks()
+        self._busy = True
         try:
             self._more = self._deduper.work(began + SLICE - self._worked)
         finally:
+            self._busy = False
             self._flush()
             self._worked += monotonic() - began
             if not self._turn_counts and (self._more or self._worked > UNCOUNTED):
@@ -262,6 +275,14 @@ class Runner(Answering):
                 for conn in stalled:
                     loop.call_soon(conn.read_on)
         self._set_timer()
+        if self._meanwhile:
+            loop.call_soon(self._take_meanwhile)
+
+    def _take_meanwhile(self) -> None:
+        while self._meanwhile and not self._busy:
+            conn, heads, bodies, size = self._meanwhile.popleft()
+            if not conn.closed():
+                self._take(conn, heads, bodies, size)
 
     def _next_turn(self) -> None:
         self._turn_counts = False

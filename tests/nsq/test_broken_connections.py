@@ -49,6 +49,53 @@ def test_a_frame_that_comes_in_two_parts_may_close_the_reader(cut: int) -> None:
     assert seen.runs == []
 
 
+@pytest.mark.parametrize("protected", [True, False])
+@pytest.mark.parametrize("during", [1, 2, 3])
+def test_what_is_read_while_a_handler_has_the_loop_run_waits_until_it_returns(during: int, *, protected: bool) -> None:
+    """As with nest_asyncio. Copies of the message in hand are among it."""
+    seen = Seen()
+    order: list[tuple[str, bytes]] = []
+
+    async def main() -> None:
+        def handle(given: Any) -> bool:
+            order.append(("begins", given.body))
+            if given.id == message_id(during):
+                conn._take(b"".join(message(number, given.body) for number in (4, 5)))
+                conn._take(message(6, b"new"))
+            order.append(("ends", given.body))
+            return seen.handle(given)
+
+        async with connected(handle, **({} if protected else {"store": False, "key": None})) as (fake, reader, conn):
+            await fake.send(b"".join(message(number, b"%d" % number) for number in range(1, 4)))
+            await eventually_async(lambda: len(fake.answers(b"FIN")) == 6)
+            assert sorted(fake.answers(b"FIN")) == [message_id(number) for number in range(1, 7)]
+            assert reader.stats.duplicates == (2 if protected else 0)
+            at_rest(reader)
+
+    on_loop(main())
+    assert all(begun[1] == ended[1] for begun, ended in zip(order[::2], order[1::2], strict=True))
+    if protected:
+        seen.once_each([b"1", b"2", b"3", b"new"])
+
+
+def test_what_is_read_while_a_handler_has_the_loop_run_is_nsqds_if_its_connection_closes() -> None:
+    seen = Seen()
+
+    async def main() -> None:
+        def handle(given: Any) -> bool:
+            conn._take(message(2, b"2"))
+            reader.close()
+            return seen.handle(given)
+
+        async with connected(handle) as (fake, reader, conn):
+            await fake.send(message(1, b"1"))
+            await eventually_async(lambda: not reader.conns)
+            assert reader.stats.received == 1
+
+    on_loop(main())
+    seen.once_each([b"1"])
+
+
 @pytest.mark.parametrize("answer", ["fails", "is invalid", "touches", "is cancelled", "succeeds"])
 def test_a_connection_that_breaks_while_its_batch_runs_costs_no_answer_of_another(answer: str) -> None:
     """Its close event comes in the next turn of the loop; the batch is settled before."""
