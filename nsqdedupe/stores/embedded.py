@@ -234,7 +234,7 @@ class MemoryStore(EmbeddedStore):
     @property
     def direct(self) -> Direct | None:
         """See `Store.direct`. A subclass with verbs of its own has none: they would not be called."""
-        kind, verbs = type(self), ("claim", "confirm", "release", "extend")
+        kind, verbs = type(self), ("claim", "confirm", "release", "extend", "start")
         if any(getattr(kind, verb) is not getattr(MemoryStore, verb) for verb in verbs):
             return None
         table = self.table
