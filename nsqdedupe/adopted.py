@@ -8,7 +8,7 @@ of pynsq). They are taken off, so that nothing reaches nsqd before the state mac
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, cast
 
 import nsq
@@ -20,6 +20,19 @@ from nsqdedupe.message import Message, Responder
 _LISTENERS = "_EventedMixin__listeners"
 
 
+class Known(int):
+    """True or False that can be awaited as well: pynsq takes it for what it equals, and makes no task of it."""
+
+    def __await__(self) -> Generator[None, None, bool]:
+        """At once."""
+        return bool(self)
+        yield
+
+
+KNOWN = tuple(map(Known, (False, True)))
+"""By what they equal."""
+
+
 class AdoptedMessage(Message):
     """A message of a stock `nsq.Reader`, in the middle of its handler's call. Made by `adopt` only."""
 
@@ -28,8 +41,10 @@ class AdoptedMessage(Message):
     """What shall handle it."""
 
     owner: bytes = b""  # pynsq's connection knows no prefix
-    answered: asyncio.Future[bool] | None = None
-    """Told whether it was handled, if somebody waits for that."""
+    told: bool | None = None
+    """Whether it was handled; None: that is not known yet."""
+
+    _wanted: asyncio.Future[bool] | None = None
 
     @property
     def _responder(self) -> Responder:
@@ -57,8 +72,17 @@ class AdoptedMessage(Message):
 
     def tell(self, *, handled: bool) -> None:
         """It is known whether it was handled."""
-        if self.answered is not None and not self.answered.done():
-            self.answered.set_result(handled)
+        if self.told is None:
+            self.told = handled
+            if self._wanted is not None and not self._wanted.done():
+                self._wanted.set_result(handled)
+
+    def answered(self) -> Awaitable[bool]:
+        """Whether it was handled, to be awaited."""
+        if self.told is not None:
+            return KNOWN[self.told]
+        self._wanted = asyncio.get_running_loop().create_future()
+        return self._wanted
 
 
 def connection_of(message: object) -> nsq.AsyncConn | None:
@@ -106,6 +130,13 @@ def reader_of(conn: nsq.AsyncConn) -> Any:  # noqa: ANN401 - whatever listens: a
     """The reader that a connection of stock pynsq belongs to, or None."""
     owners = (getattr(call, "__self__", None) for call in _listeners(conn)[nsq.event.MESSAGE])
     return next((owner for owner in owners if isinstance(owner, nsq.Reader)), None)
+
+
+def hear_first(conn: nsq.AsyncConn, event: str, call: Callable[..., None]) -> None:
+    """Have an event of a connection told to us before others: a listener that breaks keeps it from all after it."""
+    conn.on(event, call)
+    calls = _listeners(conn)[event]
+    calls.insert(0, calls.pop())
 
 
 def _listeners(evented: object) -> dict[str, list[Any]]:

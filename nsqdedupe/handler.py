@@ -13,7 +13,7 @@ from typing import Any
 import nsq.conn
 
 from nsqdedupe import checks
-from nsqdedupe.adopted import adopt, connection_of
+from nsqdedupe.adopted import KNOWN, adopt, connection_of
 from nsqdedupe.connection import check_pynsq
 from nsqdedupe.desk import Desk
 from nsqdedupe.errors import ConfigError
@@ -126,21 +126,13 @@ class DedupedHandler:
         desk = self._desk_here()
         handler = functools.partial(self.__wrapped__, *before) if before else self.__wrapped__
         ours = adopt(message, conn, desk.handling, handler)
-        if self._returns_awaitables:
-            ours.answered = asyncio.get_running_loop().create_future()
         desk.take(ours)
-        if ours.answered is not None:
-            return ours.answered
-        return ours.outcome_so_far()
+        return ours.answered() if self._returns_awaitables else ours.outcome_so_far()
 
     def _leave(self, message: nsq.Message) -> Any:  # noqa: ANN401 - as the handler
         """Leave to nsqd what was read before its connection closed: nothing can be answered, and it comes again."""
         message._has_responded = True  # noqa: SLF001 - else pynsq would try to answer
-        if not self._returns_awaitables:
-            return False
-        unhandled = asyncio.get_running_loop().create_future()
-        unhandled.set_result(False)
-        return unhandled
+        return KNOWN[False] if self._returns_awaitables else False
 
     def _desk_here(self) -> Desk:
         desk = self._desk

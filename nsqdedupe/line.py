@@ -56,6 +56,12 @@ class Line:
         reader = self.reader
         return reader is not None and reader.backoff_timer.get_interval() > 0 and not reader.backoff_block
 
+    @property
+    def hears_of_successes(self) -> bool:
+        """Whether a success may change anything: while nothing has failed, it does not."""
+        reader = self.reader
+        return reader is None or bool(reader.backoff_timer.get_interval()) or not reader.backoff_block_completed
+
     def may_have_again(self, attempts: int) -> bool:
         """Whether a message that nsqd has given out so often can be sent back, and is not given up when it comes."""
         return self.reader is not None and (not self.reader.max_tries or attempts + 1 < self.reader.max_tries)

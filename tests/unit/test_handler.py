@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
 import nsq
 import pytest
+from beginning import in_a_callback
 
 from nsqdedupe import BODY, ConfigError, MemoryStore, dedupe
 from nsqdedupe.adopted import connection_of
@@ -105,7 +108,10 @@ def test_a_handler_serves_one_running_loop_at_a_time() -> None:
 
 
 def test_what_a_decorated_handler_returns() -> None:
-    """A truth for a plain handler, None if it is not known yet, an awaitable for a coroutine function."""
+    """A truth for a plain handler, None if it is not known yet, an awaitable for a coroutine function.
+
+    An awaitable of what is known is a truth as well: then pynsq makes no task.
+    """
     gate = asyncio.Event()
 
     async def handle(message: Any) -> bool:
@@ -121,7 +127,109 @@ def test_what_a_decorated_handler_returns() -> None:
         assert later(received(conn, b"good")) is None
         waiting = dedupe(**good())(handle)
         first, copy, bad = (waiting(received(conn, body)) for body in (b"good", b"good", b"bad"))
+        assert not any(result in {True, False, None} for result in (first, copy, bad))
         gate.set()
         assert (await first, await copy, await bad) == (True, True, False)
+        again, bad_again = (waiting(received(conn, body)) for body in (b"good", b"bad"))
+        assert again == True  # noqa: E712 - as pynsq compares
+        assert (await again, await asyncio.wait_for(again, 1)) == (True, True)
+        assert await bad_again is False
+
+    asyncio.run(main())
+
+
+def test_a_coroutine_that_ends_at_once_needs_no_task() -> None:
+    async def main() -> None:
+        @dedupe(**good())
+        async def handle(message: Any) -> bool:
+            return True
+
+        conn = nsq.AsyncConn("127.0.0.1", 1)
+        messages = [received(conn, b"body %d" % (number // 2)) for number in range(10)]
+        assert await in_a_callback(lambda: [handle(message) for message in messages]) == [True] * 10
+        assert not any(message._async_enabled for message in messages)
+        stats = handle.stats
+        assert (stats.received, stats.handled, stats.duplicates) == (10, 5, 5)
+        assert len(asyncio.all_tasks()) <= 2, "this one, and one that ends"
+
+    asyncio.run(main())
+
+
+def test_a_connection_that_was_closed_before_its_message_comes_leaves_nothing_behind() -> None:
+    async def main() -> None:
+        async def handle(message: Any) -> bool:
+            raise AssertionError
+
+        handler = dedupe(**good())(handle)
+        conn = nsq.AsyncConn("127.0.0.1", 1)
+        message = received(conn, b"body")
+        conn._socket_close()
+        assert await handler(message) is False
+        assert message.has_responded(), "pynsq does not try to answer"
+        known = weakref.ref(conn)
+        del conn, message
+        gc.collect()
+        assert known() is None
+
+    asyncio.run(main())
+
+
+def test_a_connection_whose_end_is_too_much_for_a_listener_leaves_nothing_behind() -> None:
+    class BrokenError(Exception):
+        pass
+
+    def breaks(**_: Any) -> None:
+        raise BrokenError
+
+    async def main() -> None:
+        waits = dedupe(**good())(lambda message: message.enable_async())
+        conns = [nsq.AsyncConn("127.0.0.1", port) for port in (1, 2)]
+        conns[1].on("close", breaks)
+        for conn in conns:
+            assert waits(received(conn, b"body")) is None
+        with pytest.raises(BrokenError):
+            conns[1]._socket_close()
+        assert waits.stats.unanswered == 1, "the copy that stood by"
+        known = weakref.ref(conns.pop())
+        del conn
+        gc.collect()
+        assert known() is None
+
+    asyncio.run(main())
+
+
+def test_what_succeeds_when_its_connection_is_gone_is_recorded() -> None:
+    async def main() -> None:
+        conns = [nsq.AsyncConn("127.0.0.1", port) for port in (1, 2)]
+
+        def handle(_: Any) -> bool:
+            conns[0]._socket_close()
+            return True
+
+        handler = dedupe(**good())(handle)
+        first, copy = (received(conn, b"body") for conn in conns)
+        await in_a_callback(lambda: handler(first))
+        assert handler.stats.unanswered == 1
+        assert handler(copy) is True
+        assert (handler.stats.handled, handler.stats.duplicates) == (0, 1)
+
+    asyncio.run(main())
+
+
+def test_what_succeeds_and_cannot_be_recorded_is_answered_all_the_same() -> None:
+    async def main() -> None:
+        options = good()
+
+        def handle(_: Any) -> bool:
+            options["store"].close()
+            return True
+
+        handler = dedupe(**options)(handle)
+        first, copy = (received(nsq.AsyncConn("127.0.0.1", port), b"body") for port in (1, 2))
+        assert handler(first) is True
+        assert handler.stats.handled == 1
+        assert handler.stats.store_errors > 0
+        assert handler(copy) is True
+        assert handler.stats.duplicates == 1, "it is known until the store can be told"
 
     asyncio.run(main())
