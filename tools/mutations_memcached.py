@@ -47,11 +47,14 @@ _BUCKET_FIRST = (
         "(added, _), found in zip(groups[link], replies[1::2], replies[::2],",
     ),
 )
-_MARKER = 'b"ms %b 1 C%b T%d q O%d\\r\\n%b\\r\\n" % (key, token, MARKER_SECONDS, number, DONE)'
-_DELETED = (Edit(CONFIRMING, _MARKER, 'b"md %b C%b q O%d\\r\\n" % (key, token, number)'),)
+_MARKER = 'b"ms %%b 1 C%%b T%d q O%%d\\r\\n%b\\r\\n" % (MARKER_SECONDS, DONE)'
+_DELETED = (Edit(CONFIRMING, _MARKER, 'b"md %b C%b q O%d\\r\\n"'),)
 _WRITES = """\
-            if written != value:
-                if shared(key, len(members)):  # then its token is wanted, for the next write
+            if written == value:
+                plan.append((key, members, None))
+            else:
+                plan.append((key, members, written))
+                if key in coming or sharers.get(key, 0) > len(members):  # its token is wanted, for the next write
                     commands.append(_write(key, written, token, b"c"))
                     kinds.append(WRITES)
                 else:
@@ -63,7 +66,7 @@ _MARKS = """\
             if marking:
                 for position in members:
                     if position in tokens:
-                        commands.append(_marker(spots[position][1], tokens[position], quiet))
+                        commands.append(_MARKER % (spots[position][1], tokens[position], quiet))
                         kinds.append(QUIET)
                         quiet += 1
 """
@@ -208,7 +211,7 @@ OF_OUR_ORDERS = (
     ),
     Mutation(
         "memcached: confirm ends the successor's claim",
-        (Edit(CONFIRMING, _MARKER, 'b"ms %b 1 T%d q O%d\\r\\n%b\\r\\n" % (key, MARKER_SECONDS, number, DONE)'),),
+        (Edit(CONFIRMING, _MARKER, 'b"ms %%b 1 %%.0bT%d q O%%d\\r\\n%b\\r\\n" % (MARKER_SECONDS, DONE)'),),
         ORDERS,
     ),
     Mutation(

@@ -126,7 +126,7 @@ class Claiming:
                 won = added[:4] == _WON
                 spot = spots[position]
                 bucket = self._bucket(epoch, position, found)
-                if bucket[1] and holds(bucket[1], spot[3]):
+                if spot[3] in bucket[1] and holds(bucket[1], spot[3]):
                     answers[position] = _DONE
                     if won:
                         self._leave(link, position, added)
@@ -222,7 +222,7 @@ class Claiming:
         if not sound(value):
             self._damage.note(self._spots[position][2])
             value = b""
-        return _make_bucket(Bucket, (epoch, value, line.split(b" ", 3)[2][1:]))
+        return _make_bucket(Bucket, (epoch, value, line[line.index(b" c") + 2 :]))
 
     def _leave(self, link: Link, position: int, won: bytes) -> None:
         """A claim of a message that is done stands in nobody's way: it goes with the next pipeline."""

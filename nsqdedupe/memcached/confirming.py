@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from nsqdedupe.memcached.damage import Damage
 from nsqdedupe.memcached.held import Bucket, Holdings
@@ -26,6 +25,9 @@ from nsqdedupe.store import Claim
 
 ATTEMPTS = 50
 """How often a bucket that others write all the time is tried. One of them wins each time."""
+
+_MARKER = b"ms %%b 1 C%%b T%d q O%%d\r\n%b\r\n" % (MARKER_SECONDS, DONE)
+"""The command that turns a claim of ours into the marker: its key, its token, and which of the quiet ones it is."""
 
 _JITTER = 0.002
 """Seconds at most between one attempt and the next, so that they do not meet again."""
@@ -83,13 +85,8 @@ def _write(key: bytes, value: bytes, token: bytes, flags: bytes) -> bytes:
     return b"ms %b %d %b %b\r\n%b\r\n" % (key, BUCKET_BYTES, how, flags, value.ljust(BUCKET_BYTES, b"\0"))
 
 
-class _Part(NamedTuple):
-    """What is done with one bucket."""
-
-    key: bytes
-    members: list[int]
-    written: bytes | None
-    """What it is to hold; None if it is not written."""
+_Part = tuple[bytes, list[int], "bytes | None"]
+"""What is done with one bucket: its key, whose it is, and what it is to hold; None if it is not written."""
 
 
 class Confirming:
@@ -171,7 +168,7 @@ class Confirming:
             commands, kinds, plans[link] = self._plan(group, marking=marking)
             pipelines[link] = commands, kinds
             if not commands:
-                self._record([position for part in plans[link] for position in part.members])
+                self._record([position for _, members, _ in plans[link] for position in members])
 
         def read(link: Link, replies: list[Reply]) -> None:
             tokens, ours = self._tokens, self._ours
@@ -195,17 +192,24 @@ class Confirming:
 
     def _plan(self, group: list[int], *, marking: bool) -> tuple[list[bytes], bytes, list[_Part]]:
         """Commands for one server, their kinds, and what they do, bucket by bucket."""
-        spots, tokens, known, shared = self._spots, self._tokens, self._buckets.known, self._held.shared
+        spots, tokens, known = self._spots, self._tokens, self._buckets.known
+        sharers, coming = self._held.sharers, self._held.coming
         commands: list[bytes] = []
         kinds: list[bytes] = []
         plan: list[_Part] = []
         quiet = 0
         for key, members in self._buckets.shared(group).items():
             _, value, token = known[key]
-            written = with_tags(value, [spots[position][3] for position in members])
-            plan.append(_Part(key, members, None if written == value else written))
-            if written != value:
-                if shared(key, len(members)):  # then its token is wanted, for the next write
+            tag = spots[members[0]][3]
+            if len(members) == 1 and tag not in value:
+                written = (tag + value)[:BUCKET_BYTES]
+            else:
+                written = with_tags(value, [spots[position][3] for position in members])
+            if written == value:
+                plan.append((key, members, None))
+            else:
+                plan.append((key, members, written))
+                if key in coming or sharers.get(key, 0) > len(members):  # its token is wanted, for the next write
                     commands.append(_write(key, written, token, b"c"))
                     kinds.append(WRITES)
                 else:
@@ -215,7 +219,7 @@ class Confirming:
             if marking:
                 for position in members:
                     if position in tokens:
-                        commands.append(_marker(spots[position][1], tokens[position], quiet))
+                        commands.append(_MARKER % (spots[position][1], tokens[position], quiet))
                         kinds.append(QUIET)
                         quiet += 1
         return commands, b"".join(kinds), plan
@@ -225,11 +229,6 @@ class Confirming:
         for position in positions:
             results[position] = position in ours
         self._held.drop([claims[position] for position in positions])
-
-
-def _marker(key: bytes, token: bytes, number: int) -> bytes:
-    """The command that turns a claim of ours into the marker."""
-    return b"ms %b 1 C%b T%d q O%d\r\n%b\r\n" % (key, token, MARKER_SECONDS, number, DONE)
 
 
 class Forgetting:
@@ -276,7 +275,7 @@ class Forgetting:
             for key, members in self._buckets.shared(group).items():
                 _, value, token = self._buckets.known[key]
                 rest = without_tags(value, self._buckets.tags(members))
-                plan.append(_Part(key, members, None if rest == value else rest))
+                plan.append((key, members, None if rest == value else rest))
                 if rest != value:
                     commands.append(_write(key, rest, token, b"c"))
                 commands += [b"md %b\r\n" % self._spots[position][1] for position in members]

@@ -52,7 +52,8 @@ class Holdings:
     def __init__(self) -> None:
         self._held: dict[bytes, Held] = {}
         self._buckets: dict[bytes, Bucket] = {}
-        self._sharers: dict[bytes, int] = {}
+        self.sharers: dict[bytes, int] = {}
+        """How many of the claims have each bucket."""
         self.coming: Collection[bytes] = ()
         """Keys of buckets that are being read for claims."""
 
@@ -61,7 +62,7 @@ class Holdings:
 
     def keep(self, fingerprint: bytes, held: Held, bucket: Bucket) -> None:
         """Note a claim that is ours now, and its bucket as it was read with it."""
-        key, sharers = held[4][2], self._sharers
+        key, sharers = held[4][2], self.sharers
         if fingerprint not in self._held:
             sharers[key] = sharers.get(key, 0) + 1
         self._held[fingerprint] = held
@@ -89,18 +90,14 @@ class Holdings:
         bucket = self._buckets.get(key)
         return bucket if bucket is not None and bucket[0] == epoch else None
 
-    def shared(self, key: bytes, members: int) -> bool:
-        """Whether somebody else's bucket than that of so many claims is wanted still, or may be."""
-        return self._sharers.get(key, 0) > members or key in self.coming
-
     def wrote(self, key: bytes, bucket: Bucket) -> None:
         """A bucket was written; kept if a message of it is held."""
-        if key in self._sharers:
+        if key in self.sharers:
             self._buckets[key] = bucket
 
     def drop(self, claims: Iterable[Claim]) -> None:
         """They are not ours any more. Leaves other deliveries' claims."""
-        all_held, buckets, sharers = self._held, self._buckets, self._sharers
+        all_held, buckets, sharers = self._held, self._buckets, self.sharers
         for claim in claims:
             held = all_held.get(claim[0])
             if held is not None and held[0] == claim[2]:
@@ -115,7 +112,7 @@ class Holdings:
         """Whoever has it."""
         held = self._held.pop(fingerprint, None)
         if held is not None:
-            key, sharers = held.spot[2], self._sharers
+            key, sharers = held.spot[2], self.sharers
             if sharers[key] > 1:
                 sharers[key] -= 1
             else:

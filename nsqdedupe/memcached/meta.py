@@ -72,23 +72,25 @@ class Replies:
         """
         buffer = self._rest + data if self._rest else data
         found, find, kinds = self._found, buffer.find, self._kinds
-        start, count = 0, len(self._kinds)
-        while len(found) < count:
+        start, at, count = 0, len(self._found), len(self._kinds)
+        while at < count:
             end = find(CRLF, start)
             if end < 0:
                 break
             line, after = buffer[start:end], end + 2
-            kind = kinds[len(found)]
+            kind = kinds[at]
             if kind == _QUIET:
                 self._pass_quiet(line)
-                if len(found) == count:
+                at = len(found)
+                if at == count:
                     break
-                kind = kinds[len(found)]
-            if line[:3] in _WITHOUT_VALUE[kind]:
+                kind = kinds[at]
+            code = line[:3]
+            if code in _WITHOUT_VALUE[kind]:
                 found.append((line, None))
                 start = after
-            elif line[:3] == b"VA " and kind == _READ:
-                digits = line[3:].partition(b" ")[0]
+            elif code == b"VA " and kind == _READ:
+                digits = line.split(b" ", 2)[1]
                 size = int(digits) if digits.isdigit() else -1
                 if not 0 <= size <= LARGEST_VALUE:
                     raise MisreadError(line)
@@ -101,8 +103,9 @@ class Replies:
                 start = stop + 2
             else:
                 raise MisreadError(line)
+            at += 1
         self._rest = rest = buffer[start:]
-        if len(found) == count:
+        if at == count:
             if rest.startswith(FINISHED):
                 self.beyond = rest[len(FINISHED) :]
                 return found

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from nsqdedupe.errors import ConfigError, StoreUnavailable
-from nsqdedupe.memcached.meta import READS, WRITES, MisreadError, Reply, flags_of
+from nsqdedupe.memcached.meta import QUIET, READS, WRITES, MisreadError, Reply, flags_of
 from nsqdedupe.memcached.wire import Talk, converse
 
 _FIRST = b"first\r\nMN\r\nVA 3 c1\r\n"
@@ -87,15 +87,17 @@ def prove(connection: socket.socket, name: str, namespace: str, marks: Sequence[
         for mark in marks
         for command in (b"ms %b %d ME\r\n%b\r\n" % (mark.key, len(mark.value), mark.value), b"mg %b v\r\n" % mark.key)
     ]
-    swapped, stale, read, kept, gone, absent, late, *marked = ask(
-        WRITES + WRITES + READS + WRITES + WRITES + READS + WRITES + (WRITES + READS) * len(marks),
-        *(swap, swap, b"mg %b v\r\n" % key),
+    quiet = b"ms %b %d C%b T%d q O0\r\n%b\r\n" % (key, len(_SECOND), token, ttl, _SECOND)
+    swapped, stale, read, quietly, kept, gone, absent, late, *marked = ask(
+        WRITES + WRITES + READS + QUIET + WRITES + WRITES + READS + WRITES + (WRITES + READS) * len(marks),
+        *(swap, swap, b"mg %b v\r\n" % key, quiet),
         *(b"md %b C%b\r\n" % (key, token), b"md %b\r\n" % key, b"mg %b v\r\n" % key, swap),
         *marking,
     )
     expect("swaps nothing", shown=swapped[0][:2] == b"HD")
     expect("swaps by a token that is used up", shown=stale[0][:2] == b"EX")
     expect("does not give back what was swapped in", shown=read[1] == _SECOND)
+    expect("says nothing of a quiet command that failed", shown=quietly[0][:2] == b"EX")
     expect("deletes by a token that is used up", shown=kept[0][:2] == b"EX")
     expect("does not delete", shown=gone[0][:2] == b"HD" and absent[1] is None)
     expect("swaps what is not there", shown=late[0][:2] == b"NF")

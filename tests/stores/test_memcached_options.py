@@ -112,6 +112,7 @@ LIES = {
     "swaps nothing": (b"HD c", b"NF c"),
     "swaps by a token that is used up": (b"EX", b"HD"),
     "does not give back what was swapped in": (bytes(range(14, 256)), bytes(242)),
+    "says nothing of a quiet command that failed": (b"EX O0\r\n", b""),
     "deletes by a token that is used up": (b"\r\nEX\r\nHD\r\n", b"\r\nHD\r\nHD\r\n"),
     "does not delete": (b"\r\nEX\r\nHD\r\n", b"\r\nEX\r\nNF\r\n"),
     "swaps what is not there": (b"EN\r\nNF", b"EN\r\nEX"),
