@@ -175,6 +175,15 @@ def coroutine(work: Callable[[Any], bool], pause: float = 0.005) -> Callable[[An
     return handle
 
 
+def coroutine_at_once(work: Callable[[Any], bool], _: float = 0.0) -> Callable[[Any], Any]:
+    """A handler that is a coroutine function and never waits."""
+
+    async def handle(message: Any) -> bool:
+        return work(message)
+
+    return handle
+
+
 def answering_later(work: Callable[[Any], bool], pause: float = 0.005) -> Callable[[Any], None]:
     """A handler that calls enable_async() and responds from a callback."""
 
@@ -191,7 +200,12 @@ def answering_later(work: Callable[[Any], bool], pause: float = 0.005) -> Callab
     return handle
 
 
-KINDS: dict[str, Kind] = {"plain": plain, "coroutine": coroutine, "enable_async": answering_later}
+KINDS: dict[str, Kind] = {
+    "plain": plain,
+    "coroutine": coroutine,
+    "coroutine at once": coroutine_at_once,
+    "enable_async": answering_later,
+}
 
 
 def bodies(count: int, size: int = 0, start: int = 0) -> list[bytes]:
