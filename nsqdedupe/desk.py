@@ -28,7 +28,7 @@ from nsqdedupe.handling import Handling
 from nsqdedupe.line import LATEST, Line
 from nsqdedupe.message import Message
 from nsqdedupe.metrics import Events, Tally
-from nsqdedupe.offload import Offload
+from nsqdedupe.offload import calls_for
 from nsqdedupe.store import IS_DONE, Store
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Desk(Answering):
         self._fingerprint = fingerprint
         self._events = events
         self._tallies = tallies
-        calls = Offload(self.wake) if store.traits.blocking else None
+        calls = calls_for(store, self.wake)
         self._deduper = Deduper(store, self, events=events, calls=calls, max_tries=0, requeue_delay=0)
         self.handling = Handling(_Hooks(name), self._places, answer=self._answer, touch=self._touch, retry_delay=0)
         """Whom messages answer to."""
