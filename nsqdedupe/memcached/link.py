@@ -188,7 +188,8 @@ class Link:
 
     def talk(self, commands: Sequence[bytes], kinds: bytes) -> Talk | None:
         """A pipeline to hold; None if there is no connection that is good for one."""
-        if self._connection is None or not (self.talking or silent(self._connection)):
+        # Where a loop listens, that notices what comes unasked.
+        if self._connection is None or not (self.talking or self.on_hang_up or silent(self._connection)):
             self.lose(f"{self.name}: said more than it was asked")
             return None
         self.talking += 1

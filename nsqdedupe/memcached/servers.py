@@ -159,8 +159,9 @@ class Servers:
         A verb begins with it, before it makes commands: a new connection makes older tokens worthless. So the verb's
         later rounds take `going`.
         """
-        reached = Link.ready if self._blocking else Link.good
-        return {link: group for link, group in _by_link(spots, positions).items() if reached(link)}
+        if not self._blocking:
+            return self.going(spots, positions)
+        return {link: group for link, group in _by_link(spots, positions).items() if link.ready()}
 
     def going(self, spots: Sequence[Spot], positions: Iterable[int]) -> dict[Link, list[int]]:
         """The same without connecting: a server that has failed since the verb began is left out."""
