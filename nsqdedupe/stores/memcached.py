@@ -66,8 +66,8 @@ class MemcachedStore(Store):
     answered all the same (see there). Nothing else takes its share over. It is asked again at growing intervals, of
     five seconds at most.
 
-    Copies of what was confirmed through this object less than a second ago are done without a round trip; `forget` takes
-    that second.
+    Copies of what was confirmed through this object less than a second ago are done without a round trip; `forget`
+    takes that second.
 
     memcached encrypts nothing unless TLS is set up, and asks nobody who they are: keep it off public networks.
 
