@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from consumers import (
     PATIENCE,
+    Kind,
     Seen,
     at_rest,
     bodies,
     consuming,
     coroutine,
+    coroutine_at_once,
     nothing_left,
     on_loop,
     plain,
@@ -175,15 +177,16 @@ def test_what_waited_too_long_for_its_turn_is_left_to_its_next_delivery(nsqd: Ns
     assert len(seen.runs) == 6
 
 
-def test_plain_handlers_of_5_ms_leave_the_loop_its_turns(
-    nsqd_pair: Pair, lookupd: Nsqlookupd, topic: str, channel: str
+@pytest.mark.parametrize("kind", [plain, coroutine_at_once])
+def test_handlers_of_5_ms_leave_the_loop_its_turns(
+    nsqd_pair: Pair, lookupd: Nsqlookupd, topic: str, channel: str, kind: Kind
 ) -> None:
     for nsqd, messages in zip(nsqd_pair, (bodies(300), bodies(300, start=300)), strict=True):
         nsqd.create_channel(topic, channel)
         publish([nsqd], topic, messages)
     runs_of_a_turn: list[int] = [0]
 
-    def handle(message: Any) -> bool:
+    def work(message: Any) -> bool:
         time.sleep(0.005)
         runs_of_a_turn[-1] += 1
         return True
@@ -196,7 +199,7 @@ def test_plain_handlers_of_5_ms_leave_the_loop_its_turns(
             if sum(runs_of_a_turn) < 600:
                 loop.call_soon(probe)
 
-        async with consuming(topic, channel, handle, lookupd, max_in_flight=500) as reader:
+        async with consuming(topic, channel, kind(work, 0.0), lookupd, max_in_flight=500) as reader:
             loop.call_soon(probe)
             await eventually_async(lambda: reader.stats.handled == 600, PATIENCE)
             await nothing_left(nsqd_pair, topic, channel)
