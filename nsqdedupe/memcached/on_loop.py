@@ -243,6 +243,8 @@ class OnLoop:
     def _dialled(self, future: Future[None]) -> None:
         if future is self._dialling:  # else it was waited for
             self._dialling = None
+            if self._closed:
+                self._servers.hang_up()
             self._go_on(dialled=True)
 
     # -- without a loop --------------------------------------------------------------------------

@@ -6,6 +6,7 @@ A talk may begin before the replies of the one before it are there: they come in
 from __future__ import annotations
 
 import asyncio
+import os
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -46,6 +47,7 @@ class Stream:
         self._unsent: deque[Talk] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waits_to_write = False
+        self._process = os.getpid()
         link.on_hang_up = self._end
 
     @property
@@ -55,7 +57,8 @@ class Stream:
 
     def listen(self, loop: asyncio.AbstractEventLoop | None) -> None:
         """Be called by this loop, or by none."""
-        if self._loop is not None and not self._loop.is_closed():
+        # After a fork the loop's list of sockets is the parent's, too.
+        if self._loop is not None and not self._loop.is_closed() and self._process == os.getpid():
             self._loop.remove_reader(self.number)
             self._loop.remove_writer(self.number)
         self._loop = loop

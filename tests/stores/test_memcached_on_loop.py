@@ -63,9 +63,14 @@ class Caller:
         await eventually_async(lambda: len(self.told) >= count)
         return self.told
 
+    @property
+    def under_way(self) -> int:
+        """Pipelines that are not answered."""
+        return sum(link.talking for link in self.links)
+
     async def sent(self, trips: int) -> None:
-        """Return when so many pipelines are on their way and unanswered."""
-        await eventually_async(lambda: sum(link.talking for link in self.links) == trips)
+        """Return when so many are under way."""
+        await eventually_async(lambda: self.under_way == trips)
 
     async def own(self, *claims: Claim) -> list[Claim]:
         """Have these messages, each claimed on the loop."""
@@ -155,7 +160,7 @@ def test_claims_and_changes_go_on_side_by_side_and_each_gets_its_own_answers(cal
             caller.submit(caller.store.claim, delivery(message()))
             caller.submit(caller.store.confirm, *first)
             await asyncio.sleep(0)
-            await caller.sent(2)
+            assert caller.under_way == 2
             assert caller.told == []
         told = await caller.answers(4)
         assert told[0] == ("confirm", [True] * 3, None)
@@ -177,7 +182,7 @@ def test_claims_wait_for_a_release_that_was_submitted_before(caller: Caller, ser
             caller.submit(caller.store.release, Release(failed, failed=True))
             caller.submit(caller.store.claim, sibling(failed.fingerprint))
             await asyncio.sleep(0)
-            await caller.sent(1)
+            assert caller.under_way == 1
         told = await caller.answers(3)
         assert told[:2] == [("confirm", [True], None), ("release", [True], None)]
         assert told[2][1] == [Answer(NEW, tries=1)]
@@ -466,7 +471,7 @@ def test_who_wants_to_connect_waits_for_what_is_under_way(
             there.hang_up()
             caller.submit(caller.store.claim, *deliveries(20))
             await asyncio.sleep(0)
-            await caller.sent(1)
+            assert caller.under_way == 1
         told = await caller.answers(2)
         assert [(name, set(map(str, results))) for name, results, _ in told] == [
             ("confirm", {"True"}),
@@ -635,6 +640,46 @@ def test_a_loop_that_stops_while_a_connection_is_made_is_no_obstacle(
         else:
             asyncio.run(go_on())
     assert [(results, error) for _, results, error in caller.told] == [([Answer(NEW)], None)] * 2
+
+
+def test_a_store_that_is_closed_while_a_connection_is_made_keeps_none(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, dialling = threading.Event(), threading.Event()
+    connect = on_loop._connect
+
+    def gated(links: Sequence[Link]) -> None:
+        dialling.set()
+        assert gate.wait(MOMENT)
+        connect(links)
+
+    monkeypatch.setattr(on_loop, "_connect", gated)
+
+    async def scene() -> None:
+        caller.submit(caller.store.claim, delivery(message()))
+        await asyncio.to_thread(dialling.wait, MOMENT)
+        caller.store.close()
+        gate.set()
+        ((_, results, error),) = await caller.answers(1)
+        assert results == [None]
+        assert "the store is closed" in str(error)
+        assert not caller.links[0].connected
+
+    asyncio.run(scene())
+
+
+def test_a_child_leaves_its_parents_loop_alone(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a fork both have the same list of sockets in the kernel."""
+
+    async def scene() -> None:
+        await caller.own(delivery(message()))
+        (stream,) = caller.calls._streams.values()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: 0)
+            stream.listen(None)
+        assert asyncio.get_running_loop().remove_reader(stream.number), "it is not listened to any more"
+
+    asyncio.run(scene())
 
 
 def test_without_a_thread_it_connects_all_the_same(caller: Caller) -> None:
