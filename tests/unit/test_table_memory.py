@@ -12,9 +12,9 @@ from nsqdedupe import sizing
 from nsqdedupe.tables.opposite_bloom import OppositeBloomFilter
 from nsqdedupe.tables.table_header import Shape
 
-SHAPE = Shape(slots=1 << 23, ways=32, tag_bytes=8)
+SHAPE = Shape(slots=1 << 21, ways=32, tag_bytes=8)
 BYTES = sizing.bytes_for(*SHAPE)
-SLACK = 4 << 20
+SLACK = 2 << 20
 IN_A_PAGE = 16
 """Buckets of 32 tags of 8 bytes; in a larger page there are more, and the table has fewer pages."""
 
