@@ -8,6 +8,10 @@ from pathlib import Path
 
 
 def resident() -> int:
-    """Bytes of it that are in memory, without what the garbage collector finds."""
+    """Bytes of its own that are in memory, after a garbage collection.
+
+    Without pages of files: the system takes those away, and back, as it likes.
+    """
     gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    _, all_pages, of_files, *_ = map(int, Path("/proc/self/statm").read_text().split())
+    return (all_pages - of_files) * os.sysconf("SC_PAGESIZE")
