@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from abc import abstractmethod
+from collections import deque
 from typing import Any
 
 from tornado.ioloop import IOLoop
@@ -26,6 +27,12 @@ LARGEST = 4 * CHUNK
 WORTH_A_TURN = 128
 """Messages: where a full read brings fewer, what each turn of the loop costs is felt, and the next asks for more."""
 
+ON_THE_WAY = 16 << 20
+"""Bytes sent and not read yet, at most: what Linux keeps on both ends of a connection by default, and some."""
+
+MARKS = 4
+"""How finely those are counted."""
+
 
 class Transport(Link):
     """A connection to one nsqd that is read and written to many frames at a time once it is ready."""
@@ -34,6 +41,10 @@ class Transport(Link):
         super().__init__(host, port, **kwargs)
         self.seen_empty = monotonic()
         """All that is read now arrived after this moment."""
+        self._marks = deque([self.seen_empty] * MARKS, MARKS)
+        """Moments, each so many bytes after the one before that all of them are worth `ON_THE_WAY`."""
+        self._since_mark = 0
+        """Bytes read since the last of them."""
         self._lacks = 0
         """Bytes without which nothing can be made of what comes next, as far as is known."""
         self._pending: asyncio.Future[bytes] | None = None
@@ -84,11 +95,23 @@ class Transport(Link):
         if waits and moment > self.seen_empty:
             self.seen_empty = moment
 
+    def _count(self, size: int) -> None:
+        """So many bytes were read. Where that never empties the socket, messages would else seem ever older."""
+        self._since_mark += size
+        if self._since_mark >= ON_THE_WAY // MARKS:
+            self._since_mark = 0
+            self.seen_empty = max(self.seen_empty, self._marks[0])
+            self._marks.append(monotonic())
+
     def _on_read(self, pending: asyncio.Future[bytes]) -> None:
         self._pending = None
         if pending.cancelled() or pending.exception() is not None or self.closed():
             return  # closed: the stream's close callback tells everybody, and nothing can be answered
-        if self._take(pending.result()) and not self.closed():
+        chunk = pending.result()
+        go_on = self._take(chunk)
+        if isinstance(self.stream.socket, socket.socket):  # else it was compressed, and less than that on the wire
+            self._count(len(chunk))
+        if go_on and not self.closed():
             self.read_on()
 
     # -- the bare socket -------------------------------------------------------------------------
@@ -132,6 +155,7 @@ class Transport(Link):
         # What is read short has been read to its end: what comes next arrived later.
         self._emptied = len(chunk) < self._wanted
         go_on = self._take(chunk)
+        self._count(len(chunk))
         if self._emptied:
             self.seen_empty = now
         if not go_on:

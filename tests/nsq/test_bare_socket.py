@@ -16,8 +16,9 @@ from consumers import PATIENCE, Seen, at_rest, on_loop
 from fake_nsqd import ERROR, connected, frame, message, message_id
 from servers import eventually_async
 
+from nsqdedupe import transport
 from nsqdedupe.clock import monotonic
-from nsqdedupe.transport import CHUNK, LARGEST
+from nsqdedupe.transport import CHUNK, LARGEST, ON_THE_WAY
 
 LINE = 1 << 16
 
@@ -195,6 +196,35 @@ def test_what_lies_unread_is_never_taken_for_younger_than_it_is() -> None:
             assert sizes[0] == CHUNK
             assert (moved[0], moved[-1]) == (False, True)
             at_rest(reader)
+
+    on_loop(main())
+
+
+def test_where_the_socket_is_never_empty_messages_do_not_seem_ever_older(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else none would be handled any more after so long, and nsqd would give each out again."""
+    now = [0.0]
+    read_at: dict[float, int] = {}
+
+    class Full:
+        def recv(self, size: int) -> bytes:
+            return message(1, bytes(size - len(message(1, b""))))
+
+    async def main() -> None:
+        async with connected(lambda _: True) as (_, _, conn):
+            await eventually_async(lambda: conn._bare)
+            conn._receive = lambda *_: True
+            now[0] = first = conn.seen_empty
+            monkeypatch.setattr(transport, "monotonic", lambda: now[0])
+            read = read_at[first] = 0
+            while read < 3 * ON_THE_WAY:
+                now[0] += 1.0
+                read += conn._wanted
+                conn._on_readable(Full())
+                read_at[now[0]] = read
+                behind = read - read_at[conn.seen_empty]
+                assert behind < 1.25 * ON_THE_WAY + 2 * LARGEST
+                assert conn.seen_empty == first or behind >= ON_THE_WAY
+            assert conn.seen_empty > first
 
     on_loop(main())
 
