@@ -25,7 +25,9 @@ OUTCOMES = "nsqdedupe/outcomes.py"
 REGISTRY = "nsqdedupe/registry.py"
 RUNNER = "nsqdedupe/runner.py"
 SHORTCUT = "nsqdedupe/shortcut.py"
+TOGETHER = "nsqdedupe/together.py"
 TRACES = "nsqdedupe/traces.py"
+TRANSPORT = "nsqdedupe/transport.py"
 
 RULES = (
     "tests/unit/test_deduper_holds.py",
@@ -460,7 +462,30 @@ OF_SLOW_STORES = (
 _TOGETHER = "            and (not direct.known or direct.known.isdisjoint(fingerprints))\n"
 _LOST = "first.source.open\n            and "
 
+_BUSY = ("tests/nsq/test_broken_connections.py", "-k", "has_the_loop_run")
+_NEVER_EMPTY = ("tests/nsq/test_bare_socket.py", "-k", "never_empty")
+
 OF_THE_SHORTCUT = (
+    Mutation(
+        "shortcut: a handler is called within itself",
+        (Edit(RUNNER, "        self._busy = True\n", ""),),
+        _BUSY,
+    ),
+    Mutation(
+        "shortcut: a handler that looks at the counters counts itself",
+        (Edit(TOGETHER, "before = len(self._ready) + 1", "before = len(self._ready)"),),
+        ("tests/unit/test_deduper_shortcut.py", "tests/unit/test_deduper_unprotected.py"),
+    ),
+    Mutation(
+        "shortcut: what is read while the socket is never empty seems ever older",
+        (Edit(TRANSPORT, "            self.seen_empty = max(self.seen_empty, self._marks[0])\n", ""),),
+        _NEVER_EMPTY,
+    ),
+    Mutation(
+        "shortcut: what is read while the socket is never empty seems younger than it is",
+        (Edit(TRANSPORT, "max(self.seen_empty, self._marks[0])", "max(self.seen_empty, self._marks[-1])"),),
+        _NEVER_EMPTY,
+    ),
     Mutation(
         "shortcut: what others recorded meanwhile is run again",
         (
