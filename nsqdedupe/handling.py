@@ -159,14 +159,19 @@ class Handling:
     def _on_coroutine(self, message: Message, coroutine: Coroutine[Any, Any, Any]) -> bool:
         """True: it has succeeded in one go."""
         begun = self._begin(coroutine)
-        if begun is not True:
-            _running.add(begun)
-            self._wait_for(message, begun)
-        elif message.as_made:
-            message._has_responded = True  # noqa: SLF001 - our own message
-            return True
-        else:
+        if begun is True:
+            if message.as_made:
+                message._has_responded = True  # noqa: SLF001 - our own message
+                return True
             self._respond(message, message.finish)
+        elif begun.done():
+            self._on_done(message, begun)
+        else:
+            message.enable_async()
+            message.runs_since = monotonic()
+            _running[begun] = message
+            # Not a partial, which would be three objects more for the garbage collector to look at.
+            begun.add_done_callback(self._on_ended)
         return False
 
     def _on_result(self, message: Message, result: Any) -> None:  # noqa: ANN401 - handlers return what they like
@@ -176,7 +181,12 @@ class Handling:
             except tornado.gen.BadYieldError:
                 self._complain(message, f"returned a {type(result).__name__}; return True, False or an awaitable")
                 return
-            self._wait_for(message, future)
+            message.enable_async()
+            message.runs_since = monotonic()
+            if future.done():
+                self._on_done(message, future)
+            else:
+                future.add_done_callback(functools.partial(self._on_done, message))
         elif message._async_enabled or message.has_responded():  # noqa: SLF001 - our own message
             return
         elif result is None:
@@ -186,23 +196,18 @@ class Handling:
         else:
             message.requeue()
 
-    def _wait_for(self, message: Message, future: asyncio.Future[Any]) -> None:
-        message.enable_async()
-        message.runs_since = monotonic()
-        if future.done():
-            self._on_done(message, future)
-        else:
-            future.add_done_callback(functools.partial(self._on_done, message))
-
     def _complain(self, message: Message, what: str) -> None:
         if message.has_responded():
             return
         logger.error("[%s:%s] handler %s: message %r is requeued", message.conn.id, self._reader.name, what, message.id)
         message.requeue()
 
-    def _on_done(self, message: Message, future: asyncio.Future[Any]) -> None:
+    def _on_ended(self, task: asyncio.Future[Any]) -> None:
         """A coroutine handler ended."""
-        _running.discard(future)
+        self._on_done(_running.pop(task), task)
+
+    def _on_done(self, message: Message, future: asyncio.Future[Any]) -> None:
+        """What a handler has returned is done."""
         message.runs_since = None
         if future.cancelled():
             self._on_cancelled(message)
@@ -273,5 +278,5 @@ class Handling:
         self._answer(message, Outcome.CANCELLED if self._giving_up is message else Outcome.FAILED, delay)
 
 
-_running: set[asyncio.Future[Any]] = set()
+_running: dict[asyncio.Future[Any], Message] = {}
 """Tasks of handlers: an event loop itself may lose those that wait for something that nobody else refers to."""

@@ -48,8 +48,9 @@ class Registry:
         """Let a delivery stand by the one that has its message; returns the older one of its copy that it replaces."""
         if owner.standbys is None:
             owner.standbys = {}
-        older = owner.standbys.pop(delivery.owner, None)
-        owner.standbys[delivery.owner] = delivery
+        copy = delivery.owner  # which is put together each time
+        older = owner.standbys.pop(copy, None)
+        owner.standbys[copy] = delivery
         if older is None and owner.state is _WAITING:
             self.waiting.copies += 1
         return older
