@@ -126,8 +126,7 @@ class Desk(Answering):
             self._go_on()
         if tests and not message.may_run():
             let_another_test(line.reader, conn)
-        for line in list(self._lines.values()):
-            line.flush_in_time(began)
+        self._flush_in_time(began)
 
     def _sift(self, message: AdoptedMessage) -> bool:
         """Finish it, if its message is done; else the state machine gets it."""
@@ -189,7 +188,7 @@ class Desk(Answering):
 
     def _work(self) -> None:
         self._go_on()
-        self._flush()
+        self._flush_in_time(monotonic())
 
     def _go_on(self) -> None:
         if self._deduper.work(monotonic() + SLICE):
@@ -218,6 +217,11 @@ class Desk(Answering):
     def _on_flusher(self) -> None:
         self._flusher = None
         self._flush()
+
+    def _flush_in_time(self, began: float) -> None:
+        """Write what answers a message whose handler was called then; see `Line.flush_in_time`."""
+        for line in list(self._lines.values()):
+            line.flush_in_time(began)
 
     def _flush(self) -> None:
         for line in list(self._lines.values()):
