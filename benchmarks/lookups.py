@@ -17,7 +17,7 @@ from figures import markdown, spread
 from memory import Memory
 
 from nsqdedupe import MemoryStore
-from nsqdedupe.store import Claim, Verdict
+from nsqdedupe.store import IS_DONE, Claim, Verdict
 
 BATCHES = (1, 10, 100, 1_000)
 TABLE_BATCH = 100
@@ -139,6 +139,26 @@ def by_table(store: MemoryStore, digests: Sequence[bytes], *, at_once: bool) -> 
     return new, done
 
 
+def by_places(store: MemoryStore, digests: Sequence[bytes]) -> tuple[Deed, Deed]:
+    """As a reader does whose handlers return."""
+    batches, table = in_batches(digests, TABLE_BATCH), store.table
+
+    def new() -> None:
+        for some in batches:
+            places = table.places(some)
+            if IS_DONE in places:
+                raise SystemExit("a new message was taken for another one")
+            for fingerprint, place in zip(some, places, strict=True):
+                table.add_new(fingerprint, place)
+
+    def done() -> None:
+        for some in batches:
+            if set(table.places(some)) != {IS_DONE}:
+                raise SystemExit("a message was forgotten at once")
+
+    return new, done
+
+
 def by_other(memory: Memory, digests: Sequence[bytes]) -> tuple[Deed, Deed]:
     batches = in_batches(digests, TABLE_BATCH)
 
@@ -159,5 +179,6 @@ def by_other(memory: Memory, digests: Sequence[bytes]) -> tuple[Deed, Deed]:
 WAYS: dict[str, Callable[[MemoryStore, Sequence[bytes]], tuple[Deed, Deed]]] = {
     f"table, batches of {TABLE_BATCH}, looked up and added": functools.partial(by_table, at_once=True),
     f"table, batches of {TABLE_BATCH}, looked up, then added": functools.partial(by_table, at_once=False),
+    f"table, batches of {TABLE_BATCH}, looked up, then each added at its place": by_places,
     **{f"store, batches of {batch:,}": functools.partial(by_claims, batch=batch) for batch in BATCHES},
 }

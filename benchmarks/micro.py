@@ -4,7 +4,8 @@
 - Claim and confirm per message, in batches of 1 to 1,000, by how many messages are remembered. A new message is
   claimed and confirmed, a duplicate is claimed and found done. Every table is full, with all its pages in memory.
   *Warm*: what is needed of the table was just looked at. *Cold*: half a gigabyte of other memory was, since.
-- The same for the table alone: looked up and added in one go or in two, or looked up.
+- The same for the table alone: looked up and added in one go, or in two, or as a reader does, that is, looked up in a
+  batch and each added at the place that was found when its handler has returned.
 - The same for other ways to remember: a set, an OrderedDict that evicts the oldest, rbloom, and the classic table of
   one slot per hash index. What they take of memory and what they forget is told by the benchmark ``memory``.
 - The time to make a table of 10^8 slots, and the first messages in it, which meet pages that are not there yet.
