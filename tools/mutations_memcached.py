@@ -56,10 +56,10 @@ _WRITES = """\
                 plan.append((key, members, written))
                 if key in coming or sharers.get(key, 0) > len(members):  # its token is wanted, for the next write
                     commands.append(_write(key, written, token, b"c"))
-                    kinds.append(WRITES)
+                    kinds += WRITES
                 else:
                     commands.append(_write(key, written, token, b"q O%d" % quiet))
-                    kinds.append(QUIET)
+                    kinds += QUIET
                     quiet += 1
 """
 _MARKS = """\
@@ -67,7 +67,7 @@ _MARKS = """\
                 for position in members:
                     if position in tokens:
                         commands.append(_MARKER % (spots[position][1], tokens[position], quiet))
-                        kinds.append(QUIET)
+                        kinds += QUIET
                         quiet += 1
 """
 _HEARD = '                line = b"HD" if written is None else next(said)[0]\n'

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from nsqdedupe.memcached.damage import Damage
 from nsqdedupe.memcached.held import Bucket, Held, Holdings
 from nsqdedupe.memcached.items import (
+    BUCKET_BYTES,
     CLAIMED,
     DONE,
     FREE,
@@ -122,10 +123,11 @@ class Claiming:
 
         def read(link: Link, replies: list[Reply]) -> None:
             epoch, keep = link.epoch, self._held.keep
+            nothing = Bucket(epoch, b"", b"")
             for position, (added, _), found in zip(groups[link], replies[::2], replies[1::2], strict=True):
                 won = added[:4] == _WON
                 spot = spots[position]
-                bucket = self._bucket(epoch, position, found)
+                bucket = nothing if found[1] is None else self._bucket(epoch, position, found)
                 if spot[3] in bucket[1] and holds(bucket[1], spot[3]):
                     answers[position] = _DONE
                     if won:
@@ -219,7 +221,7 @@ class Claiming:
         if value is None:
             return _make_bucket(Bucket, (epoch, b"", b""))
         # A stranger's flags are not asked for: of bytes that are no tags of ours, none will be found.
-        if not sound(value):
+        if len(value) != BUCKET_BYTES and not sound(value):
             self._damage.note(self._spots[position][2])
             value = b""
         return _make_bucket(Bucket, (epoch, value, line[line.index(b" c") + 2 :]))

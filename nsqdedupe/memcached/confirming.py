@@ -195,7 +195,7 @@ class Confirming:
         spots, tokens, known = self._spots, self._tokens, self._buckets.known
         sharers, coming = self._held.sharers, self._held.coming
         commands: list[bytes] = []
-        kinds: list[bytes] = []
+        kinds = bytearray()
         plan: list[_Part] = []
         quiet = 0
         for key, members in self._buckets.shared(group).items():
@@ -211,18 +211,18 @@ class Confirming:
                 plan.append((key, members, written))
                 if key in coming or sharers.get(key, 0) > len(members):  # its token is wanted, for the next write
                     commands.append(_write(key, written, token, b"c"))
-                    kinds.append(WRITES)
+                    kinds += WRITES
                 else:
                     commands.append(_write(key, written, token, b"q O%d" % quiet))
-                    kinds.append(QUIET)
+                    kinds += QUIET
                     quiet += 1
             if marking:
                 for position in members:
                     if position in tokens:
                         commands.append(_MARKER % (spots[position][1], tokens[position], quiet))
-                        kinds.append(QUIET)
+                        kinds += QUIET
                         quiet += 1
-        return commands, b"".join(kinds), plan
+        return commands, bytes(kinds), plan
 
     def _record(self, positions: Sequence[int]) -> None:
         claims, results, ours = self._claims, self.results, self._ours

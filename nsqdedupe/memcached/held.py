@@ -62,10 +62,11 @@ class Holdings:
 
     def keep(self, fingerprint: bytes, held: Held, bucket: Bucket) -> None:
         """Note a claim that is ours now, and its bucket as it was read with it."""
-        key, sharers = held[4][2], self.sharers
-        if fingerprint not in self._held:
-            sharers[key] = sharers.get(key, 0) + 1
-        self._held[fingerprint] = held
+        key, all_held = held[4][2], self._held
+        if fingerprint not in all_held:
+            sharers = self.sharers
+            sharers[key] = sharers[key] + 1 if key in sharers else 1
+        all_held[fingerprint] = held
         self._buckets[key] = bucket
 
     def renew(self, fingerprint: bytes, held: Held) -> None:
