@@ -29,7 +29,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # Whoever was started in the background by a shell script ignores SIGINT, and so do the programs under test.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "nsqd_flags(*flags): command line flags for each nsqd that a fixture starts")
-    config.addinivalue_line("markers", "remembers: a store in memcached answers what it has confirmed a moment ago")
 
 
 @pytest.hookimpl(wrapper=True)

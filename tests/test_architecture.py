@@ -23,7 +23,7 @@ FLOORS = (
     "tables.table tables.table_header ledger port waiting",
     "tables.table_file",
     "tables.opposite_bloom tables.rocksdb tables.rolling_bloom",
-    "memcached.meta memcached.items memcached.held memcached.damage memcached.recent",
+    "memcached.meta memcached.items memcached.held memcached.damage",
     "memcached.wire",
     "memcached.proof",
     "memcached.link",

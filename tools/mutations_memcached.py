@@ -13,16 +13,11 @@ from mutations import Edit, Mutation
 CLAIMING = "nsqdedupe/memcached/claiming.py"
 CONFIRMING = "nsqdedupe/memcached/confirming.py"
 ON_LOOP = "nsqdedupe/memcached/on_loop.py"
-RECENT = "nsqdedupe/memcached/recent.py"
 SESSION = "nsqdedupe/memcached/session.py"
-STORE = "nsqdedupe/stores/memcached.py"
 SWAPPING = "nsqdedupe/memcached/swapping.py"
 
 ORDERS = ("tests/stores/test_memcached_interleavings.py",)
 """Every order of the commands of two stores, on a real memcached."""
-
-KNOWN = ("tests/stores/test_memcached_recent.py",)
-"""What the process itself answers."""
 
 LOOPS = ("tests/stores/test_memcached_on_loop.py",)
 """Calls from an event loop."""
@@ -263,47 +258,7 @@ OF_OUR_ORDERS = (
     ),
 )
 
-OF_THE_PROCESS = (
-    Mutation(
-        "memcached: known here before memcached has agreed",
-        (
-            Edit(
-                SESSION,
-                "        since = self._recent.clock()\n",
-                "        since = self._recent.clock()\n"
-                "        self._recent.note([claim[0] for claim in claims], since)\n",
-            ),
-        ),
-        KNOWN,
-    ),
-    Mutation(
-        "memcached: known here though its claim was another's",
-        (Edit(SESSION, "zip(claims, results, strict=True) if ours]", "zip(claims, results, strict=True)]"),),
-        KNOWN,
-    ),
-    Mutation(
-        "memcached: known here for longer than forgetting takes",
-        (Edit(RECENT, "self._old_since >= SECONDS:", "self._old_since >= 2 * SECONDS:"),),
-        KNOWN,
-    ),
-    Mutation(
-        "memcached: known here from when the answer is read",
-        (
-            Edit(RECENT, "if since >= self._young_since:", "if clock - since < 2 * SECONDS:"),
-            Edit(
-                RECENT,
-                "        self._turn()\n        if",
-                "        self._turn()\n        clock = self.clock()\n        if",
-            ),
-        ),
-        KNOWN,
-    ),
-    Mutation("memcached: forgetting waits for nobody", (Edit(STORE, "time.sleep(recent.SECONDS)", "pass"),), KNOWN),
-    Mutation(
-        "memcached: what is forgotten is known here",
-        (Edit(RECENT, "known.difference_update(gone)", "pass"),),
-        KNOWN,
-    ),
+OF_THE_LOOP = (
     Mutation(
         "memcached: claims overtake a release",
         (Edit(ON_LOOP, "held_back = held_back or verb != self._confirm", "held_back = False"),),
@@ -327,4 +282,4 @@ OF_THE_PROCESS = (
     ),
 )
 
-MUTATIONS = (*OF_THE_MODEL, *OF_OUR_ORDERS, *OF_THE_PROCESS)
+MUTATIONS = (*OF_THE_MODEL, *OF_OUR_ORDERS, *OF_THE_LOOP)

@@ -1,7 +1,7 @@
 """The verbs of a store in memcached as steps, over connections of their own: see `Servers.drive` for steps.
 
 A session is used by one thread, or one event loop. The sessions of a store have their connections and their claims to
-themselves, and have in common what the process knows: which servers are away, and what was confirmed a moment ago.
+themselves, and have in common what the process knows: which servers are away.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from nsqdedupe.memcached.confirming import Confirming, Forgetting
 from nsqdedupe.memcached.damage import Damage
 from nsqdedupe.memcached.held import Holdings
 from nsqdedupe.memcached.items import FREE, Item, hold_ttl, lease_ttl
-from nsqdedupe.memcached.recent import Recent
 from nsqdedupe.memcached.servers import Servers, Steps
 from nsqdedupe.memcached.swapping import Swapping
-from nsqdedupe.store import Answer, Claim, Release, Verdict
+from nsqdedupe.store import Answer, Claim, Release
 
 PIPELINE = 1000
 """Claims in one pipeline at most."""
@@ -26,8 +25,6 @@ PIPELINE = 1000
 TLS_PIPELINE = 20
 """The same over TLS. memcached reads 16 kB at a time, and if that ends within a record of TLS, it does not look at the
 rest before more comes (seen with 1.6.18): a longer pipeline waits for its timeout now and then."""
-
-_DONE = Answer(Verdict.DONE)
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -43,42 +40,31 @@ class Session:
 
         damage: is told of values that are not ours.
 
-        recent: what was confirmed a moment ago.
-
         tls: whether the connections are made by TLS.
     """
 
-    def __init__(self, servers: Servers, damage: Damage, recent: Recent, *, tls: bool) -> None:
+    def __init__(self, servers: Servers, damage: Damage, *, tls: bool) -> None:
         self.servers = servers
         self.held = Holdings()
         self._damage = damage
-        self._recent = recent
         self._pipeline = TLS_PIPELINE if tls else PIPELINE
 
     def claim(self, claims: Sequence[Claim]) -> Steps[Sequence[Answer]]:
         """See `Store.claim`."""
-        asked = self._recent.strangers(claims)
 
         def ask(batch: Sequence[Claim]) -> Steps[list[Answer | None]]:
             return Claiming(self.servers, self.held, self._damage, batch).steps()
 
-        results = yield from self._parts(ask, asked)
-        if len(asked) < len(claims):
-            # The same claim is not known and unknown: what is known here lasts as long as this call at least.
-            strangers, answers = {claim[0] for claim in asked}, iter(results)
-            results = [next(answers) if claim[0] in strangers else _DONE for claim in claims]
+        results = yield from self._parts(ask, claims)
         return self._known("claim", results)
 
     def confirm(self, claims: Sequence[Claim]) -> Steps[Sequence[bool]]:
         """See `Store.confirm`."""
-        since = self._recent.clock()
 
         def ask(batch: Sequence[Claim]) -> Steps[list[bool | None]]:
             return Confirming(self.servers, self.held, self._damage, batch).steps()
 
         results = yield from self._parts(ask, claims)
-        # Not those whose claim was not ours any more: their end was late, and somebody else has a word in it.
-        self._recent.note([claim[0] for claim, ours in zip(claims, results, strict=True) if ours], since)
         return self._known("confirm", results)
 
     def release(self, releases: Sequence[Release]) -> Steps[Sequence[bool]]:
@@ -115,12 +101,11 @@ class Session:
         return self._known("start", results)
 
     def forget(self, fingerprints: Sequence[bytes]) -> Steps[None]:
-        """See `Store.forget`; but others may know for `recent.SECONDS` what they have confirmed."""
+        """See `Store.forget`."""
         left = 0
         for start in range(0, len(fingerprints), self._pipeline):
             batch = fingerprints[start : start + self._pipeline]
             left += yield from Forgetting(self.servers, self.held, self._damage, batch).steps()
-        self._recent.forget(fingerprints)
         if left:
             troubles = self.servers.troubles()
             raise StoreUnavailable(f"forget: {left} of {len(fingerprints)} not forgotten: {troubles}")

@@ -28,7 +28,6 @@ import logging
 import re
 import ssl
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -37,13 +36,11 @@ from nsqdedupe import checks
 from nsqdedupe.calls import Calls, Verb
 from nsqdedupe.clock import Clock, monotonic
 from nsqdedupe.errors import ConfigError, MissingDependency, StoreError
-from nsqdedupe.memcached import recent
 from nsqdedupe.memcached.damage import Damage
 from nsqdedupe.memcached.items import WAYS
 from nsqdedupe.memcached.link import Link, Terms
 from nsqdedupe.memcached.on_loop import Begin, OnLoop
 from nsqdedupe.memcached.proof import Mark
-from nsqdedupe.memcached.recent import Recent
 from nsqdedupe.memcached.servers import PARTITIONS, Servers, Steps
 from nsqdedupe.memcached.session import Session
 from nsqdedupe.sizing import slots_for
@@ -65,9 +62,6 @@ class MemcachedStore(Store):
     A server that is away costs what it knew: its messages are answered by `StoreUnavailable`, those of the others are
     answered all the same (see there). Nothing else takes its share over. It is asked again at growing intervals, of
     five seconds at most.
-
-    Copies of what was confirmed through this object less than a second ago are done without a round trip; `forget`
-    takes that second.
 
     memcached encrypts nothing unless TLS is set up, and asks nobody who they are: keep it off public networks.
 
@@ -126,7 +120,6 @@ class MemcachedStore(Store):
         self._namespace = namespace
         self._servers = Servers([Link(host, port, terms) for host, port in addresses], slots, terms)
         self._damage = Damage()
-        self._recent = Recent()
         self._tls = tls_context is not None
         self._session = self._session_on(self._servers)
         self._on_loops: weakref.WeakSet[OnLoop] = weakref.WeakSet()
@@ -179,8 +172,6 @@ class MemcachedStore(Store):
     def claim(self, claims: Sequence[Claim]) -> Sequence[Answer]:
         """See `Store.claim`. One round trip; a second for what meets another's claim, a third to take it over.
 
-        None for a message that was confirmed by this store object less than a second ago: it is done.
-
         A lease is 0 to 2,588,399 seconds (30 days less the hour that tries are kept); for a longer one `ConfigError`
         is raised.
         """
@@ -206,16 +197,13 @@ class MemcachedStore(Store):
         return self._drive(lambda session: session.start(claims))
 
     def forget(self, fingerprints: Sequence[bytes]) -> None:
-        """See `Store.forget`. Two round trips, and a second: so long others may know what they have confirmed.
+        """See `Store.forget`. Two round trips. Forget while no consumer is handling these messages.
 
-        Forget while no consumer is handling these messages: one that is confirmed at the same moment may be done all
-        the same. Publish them again when this has returned, not before.
+        One that is confirmed at the same moment may be done all the same.
         """
         for calls in tuple(self._on_loops):
             calls.forget(fingerprints)
         self._drive(lambda session: session.forget(fingerprints))
-        if fingerprints:
-            time.sleep(recent.SECONDS)
 
     def calls(self, after: Callable[[], None]) -> Calls | None:
         """See `Store.calls`. Over connections of its own, which stay until the store is closed.
@@ -253,7 +241,7 @@ class MemcachedStore(Store):
             )
 
     def _session_on(self, servers: Servers) -> Session:
-        return Session(servers, self._damage, self._recent, tls=self._tls)
+        return Session(servers, self._damage, tls=self._tls)
 
     def _drive(self, steps: Callable[[Session], Steps[T]]) -> T:
         """Take the steps of a verb, one caller at a time."""

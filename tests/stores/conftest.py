@@ -18,10 +18,3 @@ def nameless(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(host, *rest, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr("socket.getaddrinfo", look_up)
-
-
-@pytest.fixture(autouse=True)
-def everything_is_asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was confirmed a moment ago is not answered by the process, but in tests marked ``remembers``."""
-    if request.node.get_closest_marker("remembers") is None:
-        monkeypatch.setattr("nsqdedupe.memcached.recent.SECONDS", 0.0)
