@@ -86,7 +86,7 @@ def test_transports_are_measured(tmp_path: Path) -> None:
 def test_parts_are_measured(tmp_path: Path) -> None:
     rows = quick("micro", tmp_path)
     others = 5 if importlib.util.find_spec("rbloom") else 4
-    assert len(rows) == 3 + 6 * 2 + others + 3
+    assert len(rows) == 3 + 7 * 2 + others + 3
 
 
 def test_memory_is_measured(tmp_path: Path) -> None:

@@ -807,6 +807,17 @@ def test_what_is_forgotten_by_the_store_is_not_held_on_the_loop(caller: Caller) 
     asyncio.run(scene())
 
 
+def test_a_connection_that_was_closed_is_not_read_any_more(caller: Caller) -> None:
+    async def scene() -> None:
+        await caller.own(delivery(message()))
+        (stream,) = caller.calls._streams.values()
+        caller.store.close()
+        assert stream.ended
+        assert not stream.read()
+
+    asyncio.run(scene())
+
+
 # -- which stores ---------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 
 import pytest
@@ -47,6 +48,15 @@ def test_after_a_fork_each_has_a_table_of_its_own() -> None:
     with process(fork_in_memory, SHAPE, before, by_child, by_parent) as (_, connection):
         assert told(connection) == ("parent", [True, False, True])
         assert told(connection) == ("child", [True, True, False])
+
+
+def test_a_system_that_refuses_the_memory_is_told_of_as_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr("mmap.mmap", refuse)
+    with pytest.raises(MemoryError, match=r"room in memory for the \d+ bytes .* allocate memory; ask for"):
+        OppositeBloomFilter(slots=32)
 
 
 def test_where_there_is_no_room_it_cannot_be_made() -> None:
