@@ -236,6 +236,11 @@ class Runner(Answering):
             conn.send(nsq.protocol.requeue(head[4], 0))
 
     @property
+    def _hears_of_successes(self) -> bool:
+        """Whether a success may change anything: while nothing has failed, it does not."""
+        return bool(self._reader.backoff_timer.interval) or not self._reader.backoff_block_completed
+
+    @property
     def _tests(self) -> bool:
         """Whether a backoff waits for the outcome of a message."""
         return self._reader.backoff_timer.interval > 0 and not self._reader.backoff_block
@@ -314,20 +319,16 @@ class Runner(Answering):
         self, ready: deque[Delivery], count: int, record: Callable[[bytes, int], None], until: float, /
     ) -> Delivery | None:
         """Run, record and answer; none if a success has to be told to the backoff, which sends RDY first."""
-        if self._reader.backoff_timer.interval or not self._reader.backoff_block_completed:
-            return None
-        return self.handling.run_on(ready, count, record, until)
+        return None if self._hears_of_successes else self.handling.run_on(ready, count, record, until)
 
     def finish(self, deliveries: Sequence[Delivery], /, *, ran: bool) -> None:
         """Queue FINs, each after the RDY commands that a success brings about."""
-        reader = self._reader
         for message in cast("Sequence[Message]", deliveries):
-            conn = message.conn
-            if ran and (reader.backoff_timer.interval or not reader.backoff_block_completed):
+            if ran and self._hears_of_successes:
                 self._tell(message, nsq.event.RESUME)
             if message.counted:
                 self._places.leave(message)
-            conn.fins.append(message.id)
+            message.conn.fins.append(message.id)
 
     def requeue(self, delivery: Delivery, delay: float, /, *, ran: bool) -> None:
         """Queue a REQ, after the RDY commands that a failure brings about."""

@@ -407,7 +407,7 @@ OF_OUR_RULES = (
     ),
     Mutation(
         "backoff: a duplicate ends one",
-        (Edit(RUNNER, "if ran and (", "if ("),),
+        (Edit(RUNNER, "if ran and self", "if self"),),
         BACKOFF,
     ),
     Mutation(

@@ -13,7 +13,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from messages import DONE, NEW, Patient, deliveries, delivery, freeze, give_up_after, message, sibling
@@ -109,6 +109,30 @@ def clock() -> ManualClock:
 def caller(server: Memcached, clock: ManualClock) -> Iterator[Caller]:
     with contextlib.closing(Handle(server.tcp_address, window=WINDOW, clock=clock)) as store:
         yield Caller(store)
+
+
+class HeldUp(NamedTuple):
+    """Connections that are being made, and wait."""
+
+    dialling: threading.Event
+    """One is being made."""
+
+    gate: threading.Event
+    """They are waited for no longer."""
+
+
+@pytest.fixture
+def held_up(monkeypatch: pytest.MonkeyPatch) -> HeldUp:
+    held = HeldUp(threading.Event(), threading.Event())
+    connect = on_loop._connect
+
+    def gated(links: Sequence[Link]) -> None:
+        held.dialling.set()
+        assert held.gate.wait(MOMENT)
+        connect(links)
+
+    monkeypatch.setattr(on_loop, "_connect", gated)
+    return held
 
 
 def through(line: Relay) -> Handle:
@@ -610,31 +634,21 @@ def test_another_loop_goes_on_with_what_is_under_way(caller: Caller, server: Mem
 
 @pytest.mark.parametrize("goes_on", ["by none", "by another"])
 def test_a_loop_that_stops_while_a_connection_is_made_is_no_obstacle(
-    caller: Caller, goes_on: str, monkeypatch: pytest.MonkeyPatch
+    caller: Caller, goes_on: str, held_up: HeldUp
 ) -> None:
-    gate, dialling = threading.Event(), threading.Event()
-    connect = on_loop._connect
-
-    def gated(links: Sequence[Link]) -> None:
-        dialling.set()
-        assert gate.wait(MOMENT)
-        connect(links)
-
-    monkeypatch.setattr(on_loop, "_connect", gated)
-
     async def begin() -> None:
         caller.submit(caller.store.claim, delivery(message()))
-        await asyncio.to_thread(dialling.wait, MOMENT)
+        await asyncio.to_thread(held_up.dialling.wait, MOMENT)
 
     async def go_on() -> None:
         caller.submit(caller.store.claim, delivery(message()))
-        gate.set()
+        held_up.gate.set()
         await caller.answers(2)
 
     with asyncio.Runner() as runner:
         runner.run(begin())
         if goes_on == "by none":
-            gate.set()
+            held_up.gate.set()
             caller.submit(caller.store.claim, delivery(message()))
             runner.run(asyncio.sleep(0))  # the loop is told, too
         else:
@@ -642,24 +656,12 @@ def test_a_loop_that_stops_while_a_connection_is_made_is_no_obstacle(
     assert [(results, error) for _, results, error in caller.told] == [([Answer(NEW)], None)] * 2
 
 
-def test_a_store_that_is_closed_while_a_connection_is_made_keeps_none(
-    caller: Caller, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate, dialling = threading.Event(), threading.Event()
-    connect = on_loop._connect
-
-    def gated(links: Sequence[Link]) -> None:
-        dialling.set()
-        assert gate.wait(MOMENT)
-        connect(links)
-
-    monkeypatch.setattr(on_loop, "_connect", gated)
-
+def test_a_store_that_is_closed_while_a_connection_is_made_keeps_none(caller: Caller, held_up: HeldUp) -> None:
     async def scene() -> None:
         caller.submit(caller.store.claim, delivery(message()))
-        await asyncio.to_thread(dialling.wait, MOMENT)
+        await asyncio.to_thread(held_up.dialling.wait, MOMENT)
         caller.store.close()
-        gate.set()
+        held_up.gate.set()
         ((_, results, error),) = await caller.answers(1)
         assert results == [None]
         assert "the store is closed" in str(error)
